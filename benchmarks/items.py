@@ -1,12 +1,11 @@
-"""A training step of a next-item model: the adaptive pair against a plain table and softmax.
+"""Time and memory of a training step of a next-item model: adaptive layers or a plain softmax.
 
     python benchmarks/items.py [--items 500000] [--dim 128] [--users 16] [--length 32]
 
-Items are drawn by Zipf's law, a GRU stands between input and output, and a step is forward,
-backward and Adam. `plain` is `nn.Embedding`, `nn.Linear` and `F.cross_entropy`; `plain, tied`
-shares one table between the two. Time is the median; memory is the peak on top of what the process
-held before the model was made: resident memory on a CPU, where each model therefore gets a process
-of its own, and allocated memory on a GPU.
+Items follow Zipf's law, the decoder is a GRU, and a step is forward, backward and Adam. `plain` is
+`nn.Embedding`, `nn.Linear` and `F.cross_entropy`; `plain, tied` shares one table. Time is the
+median. Memory is the peak minus the memory before the model was built: resident memory on a CPU,
+where each model runs in its own process, and allocated memory on a GPU.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ class Pair(nn.Module):
         self.choice = AdaptiveSoftmax(bands, tied_to=self.items, tie="projections")
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """The mean loss of every next item."""
+        """Return the mean loss over all next items."""
         hidden, _ = self.history(self.items(sequences[:, :-1]))
         loss: Tensor = self.choice(hidden, sequences[:, 1:])
         return loss
 
 
 class Plain(nn.Module):
-    """A table of full width and a softmax over all items."""
+    """A full-width table and a softmax over all items."""
 
     def __init__(self, num_items: int, dim: int, *, tied: bool = False) -> None:
         super().__init__()
@@ -56,7 +55,6 @@ class Plain(nn.Module):
             self.choice.weight = self.items.weight
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """The mean loss of every next item."""
         hidden, _ = self.history(self.items(sequences[:, :-1]))
         return F.cross_entropy(self.choice(hidden).flatten(0, 1), sequences[:, 1:].flatten())
 
@@ -73,7 +71,7 @@ def _popularity(num_items: int) -> np.ndarray:
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
-    """Parameters, median milliseconds of a step, peak gigabytes."""
+    """Return the number of parameters, median milliseconds per step and peak gigabytes."""
     device = options.device
     torch.manual_seed(0)
     popularity = _popularity(options.items)
@@ -106,12 +104,12 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
 
 
 def _resident() -> int:
-    """Peak of this process so far, in bytes."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _measure_elsewhere(name: str, arguments: list[str]) -> dict[str, float]:
-    """The same in a process of its own, whose peak is that of this model alone."""
+def _measure_in_process(name: str, arguments: list[str]) -> dict[str, float]:
+    """Measure in a new process, so that the peak is that of this model alone."""
     command = [sys.executable, __file__, *arguments, "--only", name]
     numbers: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
     return numbers
@@ -125,9 +123,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--items", type=int, default=500_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--users", type=int, default=16)
-    parser.add_argument("--length", type=int, default=32, help="items of a user that are predicted")
+    parser.add_argument("--length", type=int, default=32, help="predicted items per user")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=MODELS, help="print the numbers of this model as JSON")
+    parser.add_argument("--only", choices=MODELS, help="print the results of one model as JSON")
     options = parser.parse_args(arguments)
     if options.only:
         print(json.dumps(measure(options.only, options)))
@@ -136,10 +134,10 @@ def main(arguments: list[str] | None = None) -> None:
     print(
         f"{name}, torch {torch.__version__}, {options.items:,} items, {options.dim} wide, ", end=""
     )
-    print(f"{options.users * options.length:,} predictions a step")
-    print(f"{'model':12} {'parameters':>12} {'ms a step':>10} {'peak GB':>8}")
+    print(f"{options.users * options.length:,} predictions per step")
+    print(f"{'model':12} {'parameters':>12} {'ms/step':>10} {'peak GB':>8}")
     for model in MODELS:
-        row = _measure_elsewhere(model, arguments)
+        row = _measure_in_process(model, arguments)
         print(
             f"{model:12} {row['parameters']:12,} {row['ms']:10.1f} {row['peak_gb']:8.2f}",
             flush=True,

@@ -1,18 +1,15 @@
-"""How fast text becomes a data folder, and how much memory that takes.
+"""Speed and memory of preparing text.
 
     python benchmarks/prepare.py part0.txt part1.txt part2.txt part3.txt --json prepare.json
 
-Compares `prepare` with the plain loop anybody would write: a Counter over `split()`, then a
-dictionary look-up per word, line by line in one process. They take turns, several times, each in a
-process of its own, and the best time of each counts, since other work on the machine can only slow
-them down. Measures the first file and all files, to show that time is linear and memory is not.
+Compares `prepare` with a plain loop in one process: a Counter over `split()`, then a dictionary
+lookup per word. Cases take turns, each in its own process, and the best time of each counts.
+Measures the first file and all files, to show that time is linear and memory is not.
 
-Splitting punctuation off (`--words words` and `wikitext`) is measured in the same turns, and shown
-as a share of the rate of `prepare` by white space on the same text: give raw prose to see that.
-
-A local Dask cluster, which makes the same folder, takes part. It is measured once more on a text of
-five million different words (`--types`), made here. "All MB" is the most that all processes had at
-a time, memory that they share counted once (sampled, Linux only).
+The rules `words` and `wikitext` are shown as a share of the rate by white space; use raw prose for
+them. A local Dask cluster is measured as well, and again on a generated text of five million
+distinct words (`--types`). "All MB" is the peak of all processes together, with shared memory
+counted once (sampled, Linux only).
 """
 
 from __future__ import annotations
@@ -38,11 +35,10 @@ import numpy as np
 
 RULES = ("whitespace", "words", "wikitext")
 DASK = "dask"
-"""Makes the folder that `whitespace` makes."""
 
 
 def plain(names: list[str]) -> dict[str, float]:
-    """Count, rank, look up: the baseline."""
+    """The baseline: count, rank and look up."""
     start = time.perf_counter()
     counts: Counter[str] = Counter()
     for name in names:
@@ -63,8 +59,8 @@ def plain(names: list[str]) -> dict[str, float]:
 
 
 def prepared(names: list[str], folder: str, processes: int = 1, way: Any = "whitespace") -> Any:
-    """The token file that the package makes of these texts."""
-    # Imported here: the plain loop's memory is to be its own.
+    """Prepare the texts and return their token file."""
+    # Imported here to keep the memory of the plain loop apart.
     from zipflm.config import Splitting
     from zipflm.data.prepare import Options, prepare
 
@@ -79,7 +75,7 @@ def prepared(names: list[str], folder: str, processes: int = 1, way: Any = "whit
 
 
 def write_text(path: Path, types: int) -> None:
-    """A text of so many different words, each of them twice, far apart, among common ones."""
+    """Write a text with `types` rare words, each twice and far apart, among common ones."""
     draw = random.Random(1)
     common = [f"c{number:x}" for number in range(20_000)]
     with open(path, "w", encoding="ascii") as file:
@@ -91,7 +87,7 @@ def write_text(path: Path, types: int) -> None:
 
 
 def plan_of(tokens: Any, break_mode: str) -> Any:
-    """The package's plan of batches over a token file."""
+    """Return shuffled batches over a token file."""
     from zipflm.config import Blocks
     from zipflm.data.batches import Batches
 
@@ -100,7 +96,7 @@ def plan_of(tokens: Any, break_mode: str) -> Any:
 
 
 def ours(names: list[str], processes: int, way: str) -> dict[str, float]:
-    """The whole of `prepare`: reading, splitting, vocabulary, token file, hashes."""
+    """Run `prepare`."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         tokens = prepared(names, folder, processes, way)
@@ -125,8 +121,8 @@ def batches(names: list[str]) -> dict[str, float]:
 
 
 def long_plans(tokens: int) -> dict[str, float]:
-    """CPU seconds that the plan of a first epoch takes, of a text that nobody has written."""
-    import zipflm.data.batches  # noqa: F401  (its import is not a plan's)
+    """Return the CPU seconds to plan an epoch of an artificial text."""
+    import zipflm.data.batches  # noqa: F401  (import time is not measured)
 
     lengths = np.random.default_rng(0).integers(1, 54, size=max(2, tokens // 27))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -146,7 +142,7 @@ def long_plans(tokens: int) -> dict[str, float]:
 
 
 class PeakOfAll:
-    """Watches a process and all that it starts, and keeps the most memory they had together."""
+    """Samples the memory of a process and its children and keeps the peak."""
 
     def __init__(self, pid: int) -> None:
         self.megabytes, self._pid, self._over = 0.0, pid, threading.Event()
@@ -170,21 +166,21 @@ def _tree(pid: int) -> list[int]:
         try:
             for task in Path(f"/proc/{found[-1]}/task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
-        except OSError:  # it has ended, or this is another system
+        except OSError:  # the process has ended, or this is not Linux
             continue
     return found
 
 
 def _megabytes(pid: int) -> float:
     try:
-        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return int(told.split("\nPss:")[1].split()[0]) / 1024
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return int(rollup.split("\nPss:")[1].split()[0]) / 1024
     except (OSError, IndexError):
         return 0.0
 
 
 def measure(case: str, names: list[str], processes: int) -> dict[str, float]:
-    """Run one case in a fresh process, so that its peak memory is its own."""
+    """Run one case in a new process, to measure its memory alone."""
     command = [sys.executable, __file__, *names, "--case", case, "--processes", str(processes)]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak = PeakOfAll(started.pid)
@@ -203,15 +199,14 @@ def run_case(case: str, names: list[str], processes: int) -> dict[str, float]:
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
-    # Kilobytes on Linux; of the workers, the largest.
+    # Kilobytes on Linux; the largest worker.
     result["parent_peak_mb"] = own_peak() / 1024
     result["worker_peak_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return result
 
 
 def own_peak() -> int:
-    """Kilobytes; not `ru_maxrss` if there is something better, since that begins with the memory of
-    whoever started this process."""
+    """Return kilobytes. `ru_maxrss`, the fallback, includes memory of the parent process."""
     try:
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
     except (OSError, IndexError):
@@ -223,7 +218,6 @@ def best(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
-    """Each case in turn, so that a busy minute of the machine affects all of them."""
     cases = {"plain loop": ("plain", 1)}
     for number in (1, processes):
         for rule in RULES:
@@ -276,7 +270,7 @@ def show(title: str, results: dict[str, Any]) -> None:
 
 
 def many_types(types: int, processes: int, repeats: int) -> dict[str, Any]:
-    """A text of so many different words, in every way there is."""
+    """Measure a text with this many distinct words."""
     cases = {f"prepare, {processes} processes": ("whitespace", processes)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "types.txt"
@@ -289,9 +283,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--types", type=int, default=5_000_000, help="of the text made here")
-    parser.add_argument("--plan-tokens", type=int, default=1_000_000_000, help="of a plan alone")
-    parser.add_argument("--json", help="write the results here too")
+    types_help = "distinct words of the generated text"
+    parser.add_argument("--types", type=int, default=5_000_000, help=types_help)
+    plan_help = "tokens of the artificial text to plan"
+    parser.add_argument("--plan-tokens", type=int, default=1_000_000_000, help=plan_help)
+    parser.add_argument("--json", help="also write the results to this file")
     known = ["plain", "batches", *RULES, DASK]
     parser.add_argument("--case", choices=known, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

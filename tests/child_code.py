@@ -13,7 +13,7 @@ import zipflm
 _START = """
 import os, signal, sys, time
 from pathlib import Path
-from zipflm.storage import write_whole, written_whole
+from zipflm.storage import atomic_write_text, atomic_write
 from zipflm.storage import new_folder, sole_writer
 from zipflm.storage import InUse, locked
 

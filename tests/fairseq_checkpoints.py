@@ -1,4 +1,4 @@
-"""fairseq checkpoints for tests: stored ones, and ones put together from a model of ours."""
+"""fairseq checkpoints for tests: stored ones, and ones made from our models."""
 
 import argparse
 from pathlib import Path
@@ -27,7 +27,7 @@ LAYER = {
 
 
 def contents(path=NEWEST):
-    """A stored checkpoint as Python values, to be changed and saved again."""
+    """Load a stored checkpoint as Python values."""
     stubs = [argparse.Namespace]
     for name in ("AverageMeter", "TimeMeter", "StopwatchMeter"):
         stubs.append((type(name, (), {}), f"fairseq.meters.{name}"))
@@ -36,7 +36,7 @@ def contents(path=NEWEST):
 
 
 def options_of(config):
-    """fairseq's flags for a config."""
+    """Return fairseq's options for a config."""
     adaptive = isinstance(config.output, AdaptiveOutput)
     flags = {
         "arch": "transformer_lm",
@@ -75,7 +75,7 @@ def options_of(config):
 
 
 def state_of(model):
-    """A model's weights as fairseq names and lays them out, tied ones under both names."""
+    """Return the weights of a model as fairseq saves them, tied ones under both names."""
     config, ours = model.config, model.state_dict()
     state = {"version": torch.tensor([3.0])}
     for name, tensor in ours.items():
@@ -137,7 +137,7 @@ def _output_state(config, ours):
 
 
 def as_v062(options, state):
-    """The same model as code of early 2019 would have written it."""
+    """Convert options and state to the format of early 2019."""
     options = dict(options)
     options["relu_dropout"] = options.pop("activation_dropout")
     for name in ("no_decoder_final_norm", "tie_adaptive_proj"):
@@ -154,7 +154,7 @@ def as_v062(options, state):
 
 
 def save_args(path, options, state, *, legacy=False):
-    """An `args` style checkpoint, as a zip file or as the stream of torch before 1.6."""
+    """Save a checkpoint with `args`, as a zip file or as the stream of torch before 1.6."""
     whole = {
         "args": argparse.Namespace(**options),
         "model": state,
@@ -171,6 +171,5 @@ def _joined(layer):
 
 
 def import_run(checkpoint, out):
-    """A run folder, as `zipflm import` makes it."""
     fairseq.import_run(checkpoint, DICT, out)
     return out

@@ -1,12 +1,10 @@
-"""What a file system refuses is said in words, with a remedy, by every command."""
-
 import errno
 import os
 
 import pytest
 
 import zipflm.cli
-from zipflm.messages import in_words
+from zipflm.messages import describe_os_error
 
 LONG = "x" * 300
 
@@ -16,31 +14,33 @@ LONG = "x" * 300
     [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENAMETOOLONG, errno.ENOENT, errno.EISDIR]
     + [errno.ENOTDIR, errno.EIO, errno.EMFILE],
 )
-def test_an_error_has_the_name_the_reason_and_a_remedy(number):
-    said = in_words(OSError(number, os.strerror(number), "some/file"))
-    assert said.startswith("some/file: ") and said.endswith(f"({os.strerror(number)})")
-    assert ";" in said and "Errno" not in said
+def test_os_error_has_path_reason_and_remedy(number):
+    message = describe_os_error(OSError(number, os.strerror(number), "some/file"))
+    assert message.startswith("some/file: ") and message.endswith(f"({os.strerror(number)})")
+    assert ";" in message and "Errno" not in message
 
 
-def test_of_a_rename_the_name_that_was_asked_for_is_said():
-    said = in_words(OSError(errno.EACCES, "Permission denied", ".unfinished-x", None, "x"))
-    assert said.startswith("x: ")
+def test_rename_error_names_the_target():
+    error = OSError(errno.EACCES, "Permission denied", ".unfinished-x", None, "x")
+    assert describe_os_error(error).startswith("x: ")
 
 
-def test_what_has_words_already_and_what_nobody_foresaw_stay_as_they_are():
-    assert in_words(FileNotFoundError("a.txt: no such file")) == "a.txt: no such file"
-    assert in_words(OSError(errno.ENOTCONN, "Not connected", "x")) == "x: Not connected"
-    assert in_words(OSError(errno.ENOSPC, "No space left on device")).startswith("the disk is full")
+def test_other_errors_keep_their_message():
+    assert describe_os_error(FileNotFoundError("a.txt: no such file")) == "a.txt: no such file"
+    assert describe_os_error(OSError(errno.ENOTCONN, "Not connected", "x")) == "x: Not connected"
+    assert describe_os_error(OSError(errno.ENOSPC, "No space left on device")).startswith(
+        "the disk is full"
+    )
 
 
 def main(monkeypatch, capsys, *arguments):
     monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
     with pytest.raises(SystemExit) as end:
         zipflm.cli.main()
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and said.count("\n") == 1, said
-    assert "Errno" not in said and "Traceback" not in said
-    return said
+    message = capsys.readouterr().err
+    assert end.value.code == 2 and message.count("\n") == 1, message
+    assert "Errno" not in message and "Traceback" not in message
+    return message
 
 
 @pytest.fixture
@@ -51,32 +51,30 @@ def places(word_data, imported_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "expected"),
     [
         ("prepare {tmp}/file --out {tmp}/LONG", "shorter"),
-        ("prepare {tmp}/folder --out {tmp}/new", "a folder; name its files"),
+        ("prepare {tmp}/folder --out {tmp}/new", "is a folder; give its files"),
         ("train tiny/ADP-T --data {data} --out {tmp}/file/x", "file"),
         ("train tiny/ADP-T --data {tmp}/none --out {tmp}/new", "none"),
-        ("train tiny/ADP-T @{tmp}/none --data {data} --out {tmp}/new", "there is no such file"),
+        ("train tiny/ADP-T @{tmp}/none --data {data} --out {tmp}/new", "no such file or folder"),
         ("compare --data {data} --preset tiny --factorizations SM --out {tmp}/file", "file"),
         ("evaluate {run} --text {tmp}/folder", "folder"),
         ("score {run} {tmp}/LONG", "LONG"),
         ("rescore {run} {tmp}/none --format tsv", "no such file"),
         ("report {tmp}/none --curves x.png", "none"),
         ("info --data {tmp}/folder", "folder"),
-        ("import {tmp}/none {tmp}/new --dict {tmp}/file", "there is no such file"),
+        ("import {tmp}/none {tmp}/new --dict {tmp}/file", "no such file or folder"),
     ],
 )
-def test_every_command_says_what_it_cannot_read_or_write(
-    command, said, places, monkeypatch, capsys
-):
+def test_commands_name_unusable_paths(command, expected, places, monkeypatch, capsys):
     arguments = [part.format(**places).replace("LONG", LONG) for part in command.split()]
     message = main(monkeypatch, capsys, *arguments)
-    assert said.replace("LONG", LONG[:100]) in message
+    assert expected.replace("LONG", LONG[:100]) in message
 
 
 def refusing(number, name):
-    """`open` and `os.open` on a disk that refuses one file, which root would be allowed to use."""
+    """Make `open` and `os.open` fail for one file; permissions would not stop root."""
 
     def wrapped(plain):
         def call(path, *rest, **options):
@@ -97,7 +95,7 @@ def refusing(number, name):
         ("score {run} {tmp}/file", "file"),
     ],
 )
-def test_a_disk_that_refuses_is_named_with_a_remedy(command, name, places, monkeypatch, capsys):
+def test_permission_error_has_a_remedy(command, name, places, monkeypatch, capsys):
     number = errno.EACCES
     arguments = [part.format(**places) for part in command.split()]
     wrapped = refusing(number, name)

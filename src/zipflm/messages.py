@@ -1,7 +1,6 @@
-"""Text for messages: foreign values quoted on one line, files read with clear errors, OS errors
-in words.
+"""Helpers for messages: short printable forms of any value, and readable OS errors.
 
-A file or a command line can hold any amount of text, or characters that move a terminal's cursor.
+Files and command lines can contain text of any length, and terminal control characters.
 """
 
 from __future__ import annotations
@@ -13,61 +12,57 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-_LONGEST = 80
-"""Characters of one value."""
-
-# Python's own repr fails on a value that is nested deeply, though not too deeply to be read, and
-# spells out all of a long one.
-_SHOWN = reprlib.Repr()
-_SHOWN.maxlevel = 3
-_SHOWN.maxtuple = _SHOWN.maxlist = _SHOWN.maxdict = 10
-_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 2 * _LONGEST
+_MAX_VALUE_CHARS = 80
+# repr() fails on deeply nested values and shows long ones in full.
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 3
+_REPR.maxtuple = _REPR.maxlist = _REPR.maxdict = 10
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 2 * _MAX_VALUE_CHARS
 
 
 def quoted(value: Any) -> str:
-    r"""A value as Python writes it.
+    r"""Return the repr of a value, shortened.
 
     >>> quoted("two\nlines"), quoted((1, 2)), len(quoted("x" * 1000))
     ("'two\\nlines'", '(1, 2)', 80)
     """
-    return _cut(_SHOWN.repr(value))
+    return _shorten(_REPR.repr(value))
 
 
 def unquoted(name: str) -> str:
-    r"""A name without quotes, unless it would be hard to tell or do harm without them.
+    r"""Return a name without quotes, or quoted if it is empty, padded or not printable.
 
     >>> unquoted("decoder.dim"), unquoted(""), unquoted("\x1b[2J")
     ('decoder.dim', "''", "'\\x1b[2J'")
     """
-    return _cut(name) if name and name.isprintable() and name == name.strip() else quoted(name)
+    return _shorten(name) if name and name.isprintable() and name == name.strip() else quoted(name)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
 
 
-_LONGEST_LINE = 2_000
-"""Characters of a message; the remedy stands at its end, so it is the middle that goes."""
-_END = 400
+_MAX_LINE = 2_000
+_KEPT_END = 400
+"""The remedy is at the end of a message, so the middle is cut."""
 
 
 def one_line(text: str) -> str:
-    r"""The text with control characters, line ends among them, spelt out, and shortened.
+    r"""Escape control characters, including newlines, and shorten the text.
 
     >>> one_line("a\x1b[2Jb\nc"), len(one_line("x" * 9_999))
     ('a\\x1b[2Jb\\nc', 2000)
     """
-    if len(text) > _LONGEST_LINE:
-        # What is spelt out only grows, so there is no need to look at more than this.
-        text = text[:_LONGEST_LINE] + text[-_LONGEST_LINE:]
-    spelt = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    if len(spelt) <= _LONGEST_LINE:
-        return spelt
-    return f"{spelt[: _LONGEST_LINE - _END - 5]} ... {spelt[-_END:]}"
+    if len(text) > _MAX_LINE:  # escaping never shortens, so the rest cannot be shown anyway
+        text = text[:_MAX_LINE] + text[-_MAX_LINE:]
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    if len(escaped) <= _MAX_LINE:
+        return escaped
+    return f"{escaped[: _MAX_LINE - _KEPT_END - 5]} ... {escaped[-_KEPT_END:]}"
 
 
 def lines(text: str) -> str:
-    r"""The same for a text that we broke into lines ourselves.
+    r"""Apply `one_line` to each line of a text.
 
     >>> lines("a\x07\nb")
     'a\\x07\nb'
@@ -76,45 +71,42 @@ def lines(text: str) -> str:
 
 
 def require_file(path: str | PathLike[str]) -> None:
-    """ValueError if a folder, a pipe, a device or a link to nothing stands in a file's place.
-
-    Whether there is anything at all, opening it will tell.
-    """
+    """Raise ValueError if `path` is a folder, pipe, device or broken link; it may be missing."""
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise ValueError(f"{os.fspath(path)}: not a file; put the file back, or remove it")
+        raise ValueError(f"{os.fspath(path)}: not a file; restore or remove it")
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
-    """All of a file; ValueError if it is none, or has more than `most` bytes."""
+    """Read a file. Raises ValueError if it is not a file or larger than `most` bytes."""
     require_file(path)
     if most is not None and path.stat().st_size > most:
-        raise ValueError(f"{path}: larger than {most} bytes, which no such file is")
+        raise ValueError(f"{path}: larger than {most} bytes; it is not a file of this kind")
     return path.read_bytes()
 
 
 _REMEDIES = {
-    errno.EACCES: "you may not read or write it; change its permissions, or name another place",
-    errno.EPERM: "the system does not allow it; name another place",
-    errno.EROFS: "it is on a disk that can only be read; name a place that can be written to",
-    errno.ENOSPC: "the disk is full; free some space, or name a place on another disk",
-    errno.EDQUOT: "your share of the disk is used up; free some space, or name another disk",
-    errno.EFBIG: "files may not grow so large here; name a place on another disk",
-    errno.ENAMETOOLONG: "the name is too long for a file; give a shorter one",
-    errno.ENOENT: "there is no such file or folder; check the name",
-    errno.ENOTDIR: "a part of this path is a file, not a folder; check the name",
-    errno.EISDIR: "is a folder, where a file is expected; name a file",
-    errno.EEXIST: "is there already; choose another name, or remove it first",
-    errno.ELOOP: "symbolic link loop; fix the link, or use the real path",
-    errno.EMFILE: "too many files are open; allow more (ulimit -n)",
-    errno.EIO: "the disk or the network could not read or write it; try again, or copy it first",
+    errno.EACCES: "permission denied; change its permissions or choose another path",
+    errno.EPERM: "not permitted by the system; choose another path",
+    errno.EROFS: "on a read-only disk; choose a writable path",
+    errno.ENOSPC: "the disk is full; free some space or choose a path on another disk",
+    errno.EDQUOT: "disk quota exceeded; free some space or choose a path on another disk",
+    errno.EFBIG: "the file is too large for this disk; choose a path on another disk",
+    errno.ENAMETOOLONG: "the file name is too long; use a shorter one",
+    errno.ENOENT: "no such file or folder; check the path",
+    errno.ENOTDIR: "part of this path is a file, not a folder; check the path",
+    errno.EISDIR: "is a folder, not a file; give a file",
+    errno.EEXIST: "already exists; choose another name or remove it first",
+    errno.ELOOP: "symbolic link loop; fix the link or use the real path",
+    errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
+    errno.EIO: "input/output error on the disk or network; try again or copy the file first",
 }
 
 
-def in_words(error: OSError) -> str:
-    """What happened to which file, and what to do; the message itself if it is our own."""
+def describe_os_error(error: OSError) -> str:
+    """Return `path: problem; remedy` for an error of the system, or our own message unchanged."""
     if error.errno is None or error.strerror is None:
         return str(error)
-    # A rename that failed has two names; the second is the one that was asked for.
+    # A failed rename has two names; the second is the one the user chose.
     name = error.filename2 if error.filename2 is not None else error.filename
     place = "" if name is None else f"{name}: "
     if error.errno not in _REMEDIES:

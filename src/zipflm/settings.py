@@ -30,7 +30,7 @@ from typing import (
 )
 
 from zipflm.messages import quoted, read_file, unquoted
-from zipflm.storage import write_whole
+from zipflm.storage import atomic_write_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -75,7 +75,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 def write_record(path: Path, record: Any, hint: Any = None) -> None:
     """Write a record atomically; `hint` is the union that it will be read as, if it is one."""
-    write_whole(path, as_json(record, hint) + "\n")
+    atomic_write_text(path, as_json(record, hint) + "\n")
 
 
 def as_json(record: Any, hint: Any = None, indent: int | None = 1) -> str:

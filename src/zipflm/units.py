@@ -1,15 +1,15 @@
-"""Nats, perplexities and bits: the one place that turns one into another."""
+"""Conversions between nats, bits and perplexity."""
 
 from __future__ import annotations
 
 import math
 
 LARGEST_LOSS = math.log(1e300)
-"""In nats; what lies above has a perplexity beyond all numbers."""
+"""In nats. exp() of a larger loss would overflow."""
 
 
 def perplexity(nats: float) -> float:
-    """exp(nats per word); infinite where that is beyond all numbers.
+    """Return exp(nats), or infinity where that would overflow.
 
     >>> perplexity(0.0), perplexity(1e9)
     (1.0, inf)
@@ -20,11 +20,11 @@ def perplexity(nats: float) -> float:
 
 
 NATS = {"logprob": 1.0, "bits": -math.log(2), "log10": math.log(10)}
-"""A score of 1 as a natural log-probability, by the name of its column."""
+"""Factor from each score column to natural log-probability."""
 
 
 def bits(nats: float) -> float:
-    """The same amount of information in bits.
+    """Convert nats to bits.
 
     >>> bits(math.log(8))
     3.0

@@ -18,16 +18,16 @@ def test_every_model_is_measured(capsys, monkeypatch):
             benchmark.main([*arguments, "--only", name])
         return json.loads(said.getvalue())
 
-    monkeypatch.setattr(benchmark, "_measure_elsewhere", measure_here)
+    monkeypatch.setattr(benchmark, "_measure_in_process", measure_here)
     benchmark.main(["--device", "cpu", *SMALL])
     first, _, *rows = capsys.readouterr().out.splitlines()
-    assert "2,000 items, 32 wide, 8 predictions a step" in first
+    assert "2,000 items, 32 wide, 8 predictions per step" in first
     assert [row[:12].strip() for row in rows] == list(benchmark.MODELS)
     parameters = [int(row[12:].split()[0].replace(",", "")) for row in rows]
     assert parameters[0] > parameters[1] > parameters[2] > 0
 
 
 def test_a_model_is_measured_in_a_process_of_its_own():
-    numbers = load("items")._measure_elsewhere("pair", ["--device", "cpu", *SMALL])
+    numbers = load("items")._measure_in_process("pair", ["--device", "cpu", *SMALL])
     assert numbers.keys() == {"parameters", "ms", "peak_gb"}
     assert numbers["parameters"] > 0 and numbers["ms"] > 0

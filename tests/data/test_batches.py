@@ -49,7 +49,7 @@ def golden_tokens(split):
 @pytest.mark.parametrize("size", [64, 16])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_blocks_are_those_of_the_published_code(split, mode, size):
+def test_blocks_match_fairseq(split, mode, size):
     blocks, tokens = golden_tokens(split)
     name = f"{split}.{MODES[mode]}.{64 if mode == 'sentence' else size}"
     bounds = cut(tokens, mode, size)
@@ -68,7 +68,7 @@ def test_blocks_are_those_of_the_published_code(split, mode, size):
 
 
 @pytest.mark.parametrize("name", json.loads((GOLDEN / "context_window_valid.json").read_text()))
-def test_context_windows_are_those_of_the_published_code(name):
+def test_context_windows_match_fairseq(name):
     golden = json.loads((GOLDEN / "context_window_valid.json").read_text())[name]
     wanted = [
         (src[:length], target[:length], start)
@@ -103,7 +103,7 @@ def test_context_windows_are_those_of_the_published_code(name):
 
 
 @given(plans(), st.integers(1, 4), st.integers(0, 3))
-def test_every_target_is_scored_once_over_all_ranks(plan, world_size, epoch):
+def test_ranks_score_every_target_once(plan, world_size, epoch):
     tokens, arguments = plan
     scored, lengths = [], set()
     for rank in range(world_size):
@@ -116,7 +116,7 @@ def test_every_target_is_scored_once_over_all_ranks(plan, world_size, epoch):
 
 
 @given(plans())
-def test_rows_are_the_stream_with_its_context(plan):
+def test_rows_match_the_stream(plan):
     tokens, arguments = plan
     batches = batches_of(tokens, **arguments)
     shifted = [2, *tokens.ids.tolist()]
@@ -131,13 +131,12 @@ def test_rows_are_the_stream_with_its_context(plan):
             assert set(batch.words[row, length:].tolist()) <= {1}
             assert set(batch.targets[row, length:].tolist()) <= {1}
             assert not batch.scored[row, length:].any()
-            # As much context as there is room for, and no less.
             room = max(0, arguments["block"] - (end - start))
             assert start - first == min(arguments["context"], room, start)
 
 
 @given(plans())
-def test_padded_size_stays_within_the_budget_unless_a_row_is_alone(plan):
+def test_padded_batches_respect_max_tokens(plan):
     tokens, arguments = plan
     for batch in batches_of(tokens, **arguments).epoch(0):
         assert batch.words.numel() <= arguments["max_tokens"] or len(batch.words) == 1
@@ -145,7 +144,7 @@ def test_padded_size_stays_within_the_budget_unless_a_row_is_alone(plan):
 
 
 @given(plans(), st.integers(0, 3), st.integers(0, 30), st.integers(1, 3))
-def test_plan_is_a_pure_function_that_two_integers_resume(plan, epoch, start, world_size):
+def test_epochs_can_be_resumed_anywhere(plan, epoch, start, world_size):
     tokens, arguments = plan
     arguments = arguments | {"world_size": world_size, "rank": world_size - 1}
     whole = list(batches_of(tokens, **arguments).epoch(epoch))
@@ -159,7 +158,7 @@ def test_plan_is_a_pure_function_that_two_integers_resume(plan, epoch, start, wo
         assert torch.equal(one.scored, other.scored)
 
 
-def test_shuffling_changes_with_seed_and_epoch_and_not_otherwise():
+def test_shuffling_depends_on_seed_and_epoch_only():
     tokens = stream([7] * 100)
 
     def first(seed, epoch, shuffle=True):
@@ -174,7 +173,7 @@ def test_shuffling_changes_with_seed_and_epoch_and_not_otherwise():
     assert first(1, 0, shuffle=False) == first(2, 5, shuffle=False) == tokens.ids.tolist()
 
 
-def test_a_plan_of_billions_of_tokens_takes_no_time_and_no_memory():
+def test_billions_of_tokens_take_no_time_or_memory():
     class Billions:
         ids = np.broadcast_to(np.uint16(7), 512 * 10**9 + 5)
 
@@ -196,7 +195,7 @@ def test_a_plan_of_billions_of_tokens_takes_no_time_and_no_memory():
     assert time.process_time() - seconds < 2
 
 
-def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():
+def test_shuffled_sentences_are_batched_by_length():
     tokens = stream([3, 9] * 50)
     batches = batches_of(tokens, break_mode="sentence", block=64, max_tokens=27, shuffle=True)
     widths = [batch.words.shape[1] for batch in batches.epoch(0)]
@@ -207,8 +206,8 @@ def test_shuffled_sentences_are_batched_by_length_with_changing_neighbours():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_file_that_was_cut_is_named_before_anything_of_it_is_read(tmp_path, mode):
-    """Reading behind the end of a mapped file would end the process."""
+def test_truncated_file_is_detected_before_reading(tmp_path, mode):
+    # Reading past the end of a mapped file would kill the process.
     path = tmp_path / "train.tokens"
     with TokenWriter(path, 1000, "0" * 64) as writer:
         writer.write(np.full(100_000, 7), np.arange(5, 100_001, 5))
@@ -223,11 +222,11 @@ def test_a_file_that_was_cut_is_named_before_anything_of_it_is_read(tmp_path, mo
         lambda: batches.windows(2, 0),
         lambda: batches_of(batches.tokens, **arguments),
     ):
-        with pytest.raises(ValueError, match="changed while it was in use"):
+        with pytest.raises(ValueError, match="changed while in use"):
             read()
 
 
-def test_batches_of_very_many_rows_are_not_all_placed_at_once():
+def test_large_batches_use_bounded_memory():
     tokens = stream([1] * 300_000)
     batches = batches_of(
         tokens, break_mode="sentence", block=8, max_tokens=10_000, seed=0, shuffle=True
@@ -244,22 +243,22 @@ def order(size, *key, label=0):
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 2**40))
-def test_every_number_has_one_place(size, key, label):
+def test_permutation_is_a_bijection(size, key, label):
     assert np.sort(order(size, key, label=label)).tolist() == list(range(size))
 
 
-def test_places_are_asked_for_one_by_one_and_of_many_orders_at_once():
+def test_permutation_is_vectorised_over_sizes_and_labels():
     random = Permutation(3, 1)
     whole = {(size, label): order(size, 3, 1, label=label) for size in (5, 900) for label in (0, 9)}
-    asked = [(place, size, label) for size, label in whole for place in range(size)]
-    np.random.default_rng(0).shuffle(asked)
-    places, sizes, labels = (np.array(column) for column in zip(*asked, strict=True))
-    expected = [whole[size, label][place] for place, size, label in asked]
+    queries = [(place, size, label) for size, label in whole for place in range(size)]
+    np.random.default_rng(0).shuffle(queries)
+    places, sizes, labels = (np.array(column) for column in zip(*queries, strict=True))
+    expected = [whole[size, label][place] for place, size, label in queries]
     assert random(places, sizes, labels).tolist() == expected
     assert random(places[:1], sizes[:1], labels[:1]).tolist() == expected[:1]
 
 
-def test_all_orders_of_four_numbers_come_about_equally_often():
+def test_permutations_of_four_are_equally_likely():
     tries = 4800
     found = Counter(tuple(order(4, key)) for key in range(tries))
     expected = tries / 24
@@ -269,22 +268,19 @@ def test_all_orders_of_four_numbers_come_about_equally_often():
 
 
 @pytest.mark.parametrize("size", [1000, 1 << 16, (1 << 16) + 1])
-def test_neighbours_and_places_have_nothing_to_do_with_each_other(size):
-    """As far as five standard deviations of a true shuffle tell."""
+def test_permutation_is_uncorrelated(size):
+    """Within five standard deviations of a true shuffle."""
     for key in range(8):
         found = order(size, key, 2)
         assert abs(np.corrcoef(np.arange(size), found)[0, 1]) < 5 / size**0.5
         assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / size**0.5
-        # A shuffle leaves one number in its place on average, and repeats a quarter of all steps.
+        # A shuffle has one fixed point on average, and about a quarter of its steps repeat.
         assert np.count_nonzero(found == np.arange(size)) < 10
         assert len(np.unique(np.diff(found))) > 0.68 * size
 
 
-@given(
-    st.lists(st.integers(0, 30), min_size=1, max_size=60),
-    st.integers(0, 80),
-)
-def test_every_word_is_found_at_its_place(words, least):
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(0, 80))
+def test_unique_tokens_restore_the_text(words, least):
     text = torch.tensor([words])
     found = unique_tokens(text, least)
     assert torch.equal(found.ids_U[found.places_BT], text)
@@ -294,19 +290,18 @@ def test_every_word_is_found_at_its_place(words, least):
     assert (found.ids_U[number:] == found.ids_U[number - 1]).all()
 
 
-@pytest.mark.parametrize(("distinct", "size"), [(1, 64), (56, 64), (57, 128), (1000, 1152)])
-def test_sizes_are_sixteenths_of_the_text_with_some_room(distinct, size):
+@pytest.mark.parametrize(
+    ("distinct", "least", "size"),
+    [(1, 0, 64), (56, 0, 64), (57, 0, 128), (1000, 0, 1152), (1, 192, 192)],
+)
+def test_unique_token_sizes(distinct, least, size):
     words = torch.arange(1024).clamp(max=distinct - 1).view(4, 256)
-    assert len(unique_tokens(words).ids_U) == size
+    assert len(unique_tokens(words, least).ids_U) == size
 
 
-def test_a_size_that_was_needed_once_is_kept():
-    assert len(unique_tokens(torch.zeros(4, 256, dtype=torch.int64), least=192).ids_U) == 192
-
-
-def test_blocks_that_do_not_fit_and_splits_without_tokens_are_refused():
+def test_rejects_large_blocks_and_empty_splits():
     arguments = {"break_mode": "none", "block": 5, "shuffle": False}
-    with pytest.raises(ValueError, match="max_tokens=4: a block of 5 tokens does not fit"):
+    with pytest.raises(ValueError, match=r"max_tokens=4: smaller than a block \(5\)"):
         batches_of(stream([4, 4]), max_tokens=4, **arguments)
-    with pytest.raises(ValueError, match="no token"):
+    with pytest.raises(ValueError, match="empty split"):
         batches_of(TokenArray.of([]), max_tokens=10, **arguments)

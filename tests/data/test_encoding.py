@@ -1,5 +1,3 @@
-"""Words and lines to ids, against the plainest way and against `prepare`; spellings of words."""
-
 from itertools import islice
 
 import numpy as np
@@ -16,7 +14,7 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import LINE_END
 from zipflm.data.vocabulary import END, PAD, SPECIALS, UNKNOWN, Vocabulary
 
-# Few letters, so that words repeat, share pieces, and some are unknown; specials among them.
+# Few letters, so that words repeat and share pieces, and some are unknown.
 WORDS = st.text("abc\u00e9", min_size=1, max_size=4) | st.sampled_from([*SPECIALS, "a@@"])
 TEXTS = st.lists(st.lists(WORDS, max_size=5), min_size=1, max_size=6)
 KNOWN = Vocabulary.from_counts({"a": 9, "ab": 8, "abc": 7, "b": 6, "ca": 5, "a@@": 4}, min_count=1)
@@ -27,14 +25,14 @@ PIECES = Vocabulary.from_counts(
 
 
 def numbered(text):
-    """The words of a text by number, the end of a line first, and the text in these numbers."""
+    """Return the distinct words of a text, the line end first, and the text as numbers."""
     index = {LINE_END: 0}
     flat = [word for line in text for word in [*line, LINE_END]]
     return index, [index.setdefault(word, len(index)) for word in flat]
 
 
 def chunked(places, cut):
-    """Two chunks of numbers, each as a list of the words it has and places in that list."""
+    """Yield two chunks, each as the numbers of its words and places among these."""
     for part in (places[:cut], places[cut:]):
         numbers = np.array(list(dict.fromkeys([0, *part])), dtype=np.uint32)
         place_of = {int(number): place for place, number in enumerate(numbers)}
@@ -42,7 +40,7 @@ def chunked(places, cut):
 
 
 def naive(text, vocabulary, codes):
-    """One word after the other; ids, and where lines end."""
+    """Encode word by word; return ids and line ends."""
     ids, ends = [], []
     for line in text:
         for word in line:
@@ -59,7 +57,7 @@ def naive(text, vocabulary, codes):
     ("vocabulary", "codes"), [(KNOWN, None), (PIECES, CODES)], ids=["words", "pieces"]
 )
 @given(text=TEXTS, cut=st.integers(0, 30))
-def test_ids_are_those_of_looking_up_word_by_word(vocabulary, codes, text, cut):
+def test_encoding_matches_reference(vocabulary, codes, text, cut):
     index, places = numbered(text)
     encoding = Encoding(index, vocabulary, codes)
     ids, ends = [], []
@@ -70,7 +68,7 @@ def test_ids_are_those_of_looking_up_word_by_word(vocabulary, codes, text, cut):
     assert (ids, ends) == naive(text, vocabulary, codes)
 
 
-def test_a_word_with_an_unknown_piece_is_one_unknown():
+def test_word_with_unknown_piece_becomes_one_unk():
     index, places = numbered([["abc\u00e9ab", "ab"]])
     ids, _ = Encoding(index, PIECES, CODES).apply(np.arange(3), np.array(places))
     assert ids.tolist() == [UNKNOWN, PIECES.id("ab"), END]
@@ -96,10 +94,10 @@ def text_lines():
 @pytest.mark.parametrize("bpe", [None, 300])
 @pytest.mark.parametrize("rule", ["whitespace", "words", "wikitext"])
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_ids_of_lines_are_those_of_the_token_file(tmp_path, rule, lowercase, bpe):
+def test_text_encoder_matches_prepare(tmp_path, rule, lowercase, bpe):
     lines = list(text_lines())
     (tmp_path / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    # Characters that the vocabulary lacks make pieces unknown.
+    # Characters outside the vocabulary make pieces unknown.
     (tmp_path / "test.txt").write_text("\n".join([*lines[::7], *ODD, "\u0416\u0416a"]) + "\n")
     texts = {split: [tmp_path / f"{split}.txt"] for split in ("train", "test")}
     splitting = Splitting(rule, lowercase)
@@ -114,7 +112,7 @@ def test_ids_of_lines_are_those_of_the_token_file(tmp_path, rule, lowercase, bpe
         assert [*(i for word in words for i in word.ids), END] == ids.tolist()
 
 
-def test_words_have_their_spans_and_unknown_ones_a_single_id():
+def test_text_encoder_returns_spans_and_ids():
     vocabulary = Vocabulary.from_counts({"the": 3, "c@@": 2, "at": 2}, min_count=1)
     encoder = TextEncoder(vocabulary, Codes([("a", "t</w>"), ("t", "h"), ("th", "e</w>")]),
                           Splitting("words", lowercase=True))  # fmt: skip
@@ -128,17 +126,17 @@ def test_words_have_their_spans_and_unknown_ones_a_single_id():
     assert encoder.ids(["at", "at", "zat"]) == [(ids["at"],), (ids["at"],), (UNKNOWN,)]
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "_REMEMBERED", 10)
+def test_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_CACHED_CHARS", 10)
     vocabulary = Vocabulary.from_counts({str(n): 1 for n in range(100)}, min_count=1)
     encoder = TextEncoder(vocabulary)
     for number in range(98):
         words = encoder.line(f"{number} {number + 1} {number} {number + 2}")
         assert [vocabulary.words[word.ids[0]] for word in words] == [word.word for word in words]
-        assert sum(map(len, encoder._seen)) <= 10
+        assert sum(map(len, encoder._cache)) <= 10
 
 
-def test_spelling_is_bytes_plus_one_cut_and_padded():
+def test_spellings_are_truncated_and_padded_bytes():
     words = ["the", "\u00e9t\u00e9", "incomprehensibilities", "madeupword0000"]
     vocabulary = Vocabulary([*SPECIALS, *words], [0] * 4 + [3, 2, 1, 0])
     table = spellings(vocabulary, 8)
@@ -150,7 +148,7 @@ def test_spelling_is_bytes_plus_one_cut_and_padded():
     assert table.dtype == np.int16
 
 
-def test_markers_surround_what_is_left_of_a_word():
+def test_spellings_with_markers():
     vocabulary = Vocabulary([*SPECIALS, "an", "incomprehensible"], [0] * 4 + [2, 1])
     table = spellings(vocabulary, 5, markers=True)
     assert not table[:4].any()

@@ -1,5 +1,3 @@
-"""Sequences of integers as data folders: the same as the text of their numbers."""
-
 import os
 import pickle
 import subprocess
@@ -55,7 +53,7 @@ def sequences_of(data, split="train"):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_folder_of_the_same_text(tmp_path, form):
+def test_all_formats_match_text(tmp_path, form):
     text = as_text(tmp_path / "same.txt", SEQUENCES)
     expected = prepare(tmp_path / "text", {"train": [text]}, Options(min_count=1))
     found = folder(tmp_path, FORMS[form](tmp_path / form, SEQUENCES))
@@ -74,7 +72,7 @@ def test_every_form_gives_the_folder_of_the_same_text(tmp_path, form):
     st.integers(1, 6),
     st.sampled_from(["flat.npz", "rows.npy"]),
 )
-def test_sequences_survive_however_they_are_cut(tmp_path_factory, sequences, size, form):
+def test_sequences_are_independent_of_chunk_size(tmp_path_factory, sequences, size, form):
     place = tmp_path_factory.mktemp("cut")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(items, "_CHUNK_IDS", size)
@@ -82,23 +80,20 @@ def test_sequences_survive_however_they_are_cut(tmp_path_factory, sequences, siz
     assert sequences_of(found) == [list(map(str, sequence)) for sequence in sequences]
 
 
-def test_one_dimension_is_one_sequence(tmp_path):
-    np.save(tmp_path / "long.npy", np.array([4, 4, 2], dtype=np.uint16))
-    assert sequences_of(folder(tmp_path, tmp_path / "long.npy")) == [["4", "4", "2"]]
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array([4, 4, 2], dtype=np.uint16), [["4", "4", "2"]]),
+        ([[-1, 4, -1, 2], [-1, -1, -1, 9]], [["4", "2"], ["9"]]),  # padding anywhere
+        ([2**62, 5, 2**62, 2**40], [[str(2**62), "5", str(2**62), str(2**40)]]),
+    ],
+)
+def test_arrays(tmp_path, array, expected):
+    np.save(tmp_path / "a.npy", np.array(array))
+    assert sequences_of(folder(tmp_path, tmp_path / "a.npy")) == expected
 
 
-def test_padding_may_stand_anywhere_in_a_row(tmp_path):
-    np.save(tmp_path / "rows.npy", np.array([[-1, 4, -1, 2], [-1, -1, -1, 9]]))
-    assert sequences_of(folder(tmp_path, tmp_path / "rows.npy")) == [["4", "2"], ["9"]]
-
-
-def test_large_and_sparse_ids_are_numbered_too(tmp_path):
-    np.save(tmp_path / "far.npy", np.array([2**62, 5, 2**62, 2**40]))
-    found = sequences_of(folder(tmp_path, tmp_path / "far.npy"))
-    assert found == [[str(2**62), "5", str(2**62), str(2**40)]]
-
-
-def test_frequent_ids_come_first_and_rare_ones_can_be_left_out(tmp_path):
+def test_ids_are_sorted_by_count(tmp_path):
     source = as_text(tmp_path / "ids.txt", [[9, 9, 9, 1, 1, 5]])
     assert folder(tmp_path, source).vocabulary.words[4:7] == ["9", "1", "5"]
     some = folder(tmp_path, source, "some", min_count=2)
@@ -106,7 +101,7 @@ def test_frequent_ids_come_first_and_rare_ones_can_be_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_names_take_the_place_of_numbers(tmp_path, form):
+def test_names_replace_ids(tmp_path, form):
     names = tmp_path / "names.txt"
     names.write_text("zero\none item\r\ntwo\n")
     source = FORMS[form](tmp_path / form, [[1, 0], [1, 2]])
@@ -129,7 +124,6 @@ def write_objects(path):
 
 
 def write_open_header(path):
-    """A description in Python that is never closed."""
     header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,".ljust(118) + b"\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
 
@@ -137,39 +131,39 @@ def write_open_header(path):
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("a.npy", lambda path: np.save(path, np.array([1.5, 2])), "type float64.*whole numbers"),
+        ("a.npy", lambda path: np.save(path, np.array([1.5, 2])), "type float64.*integers"),
         ("a.npy", lambda path: np.save(path, np.array([3, -1, 4])), "-1 at position 1;"),
         ("a.npy", lambda path: np.save(path, np.zeros((1, 2, 2), int)), "3 dimensions"),
         ("a.npy", lambda path: np.save(path, np.zeros(0, int)), "empty"),
-        ("a.npy", lambda path: np.save(path, np.full((2, 3), -1)), "no word in the train split"),
-        ("a.npy", write_pickle, "no array of integers"),
-        ("a.npy", write_objects, "no array of integers"),
-        ("a.npy", lambda path: path.write_bytes(b""), "no array of integers"),
-        ("a.npy", write_open_header, "no array of integers"),
+        ("a.npy", lambda path: np.save(path, np.full((2, 3), -1)), "no words in the train split"),
+        ("a.npy", write_pickle, "not a NumPy array"),
+        ("a.npy", write_objects, "not a NumPy array"),
+        ("a.npy", lambda path: path.write_bytes(b""), "not a NumPy array"),
+        ("a.npy", write_open_header, "not a NumPy array"),
         ("a.npz", lambda path: np.savez(path, ids=np.arange(3)), "no array 'offsets'"),
-        ("a.npz", lambda path: path.write_bytes(b"PK\x03\x04 cut"), "no array of integers"),
+        ("a.npz", lambda path: path.write_bytes(b"PK\x03\x04 cut"), "not a NumPy array"),
         (
             "a.npz",
             lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([0, 2])),
-            "offsets must rise from 0 to 3",
+            "offsets must increase from 0 to 3",
         ),
         (
             "a.npz",
             lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([0, 2, 1, 3])),
-            "offsets must rise",
+            "offsets must increase",
         ),
         (
             "a.npz",
             lambda path: np.savez(path, ids=np.array([1, 2, -3]), offsets=np.array([0, 2, 3])),
             "-3 at position 2;",
         ),
-        ("a.txt", lambda path: path.write_text("1 2\n3 -4\n"), "line 2: '-4' is no id"),
-        ("a.txt", lambda path: path.write_text("007\n"), "line 1: '007' is no id.*leading zeros"),
+        ("a.txt", lambda path: path.write_text("1 2\n3 -4\n"), "line 2: '-4' is not an id"),
+        ("a.txt", lambda path: path.write_text("007\n"), "line 1: '007' is not an id.* zeros"),
         ("a.txt", lambda path: path.write_text(""), "empty"),
-        ("a.txt", lambda path: path.write_text("\n\n"), "no word in the train split"),
+        ("a.txt", lambda path: path.write_text("\n\n"), "no words in the train split"),
     ],
 )
-def test_what_is_no_sequence_of_ids_is_refused_by_name(tmp_path, monkeypatch, name, write, message):
+def test_rejects_files_that_are_not_id_sequences(tmp_path, monkeypatch, name, write, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / name)
     with pytest.raises(ValueError, match=message) as error:
@@ -182,28 +176,28 @@ def test_what_is_no_sequence_of_ids_is_refused_by_name(tmp_path, monkeypatch, na
     ("text", "message"),
     [
         ("a\n\nb\n", "line 2: no name for id 1"),
-        ("a\nb\na\n", "line 3: 'a' is the name in line 1 already"),
-        ("a b\na_b\n", "line 2: 'a_b' is the name in line 1"),
-        ("a\n<unk>\n", "line 2: <unk> has a meaning of its own"),
+        ("a\nb\na\n", "line 3: 'a' is already the name in line 1"),
+        ("a b\na_b\n", "line 2: 'a_b' is already the name in line 1"),
+        ("a\n<unk>\n", "line 2: <unk> is reserved"),
         ("", "empty"),
     ],
 )
-def test_names_that_cannot_be_words_are_refused_with_their_line(tmp_path, text, message):
+def test_rejects_invalid_names(tmp_path, text, message):
     path = tmp_path / "names.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         load_names(str(path))
 
 
-def test_too_few_names_say_which_id_has_none(tmp_path):
+def test_rejects_ids_without_a_name(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("a\nb\n")
     source = as_text(tmp_path / "ids.txt", [[0, 2]])
-    with pytest.raises(ValueError, match="2 lines, but id 2 occurs.* line 3"):
+    with pytest.raises(ValueError, match="2 lines, but id 2 needs line 3"):
         folder(tmp_path, source, names=names)
 
 
-def test_text_and_arrays_do_not_mix_in_a_split(tmp_path):
+def test_rejects_text_mixed_with_arrays(tmp_path):
     both = [as_text(tmp_path / "a.txt", [[1]]), as_rows(tmp_path / "b.npy", [[1]])]
     with pytest.raises(ValueError, match=r"a.txt and .*b.npy: text and arrays in one split"):
         prepare(tmp_path / "d", {"train": both}, Options(ids=True))
@@ -214,7 +208,7 @@ def zipflm(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_the_command_takes_ids_with_names_and_held_out_files(tmp_path):
+def test_ids_command(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("zero\none\ntwo\n")
     train, more = as_rows(tmp_path / "a.npy", [[1, 2]]), as_offsets(tmp_path / "b.npz", [[2, 0]])

@@ -20,7 +20,7 @@ def loader_threads():
 
 
 @pytest.mark.parametrize("start", [0, 3, 10])
-def test_loader_yields_the_plan(batches, start):
+def test_loader_yields_the_batches(batches, start):
     loader = Loader(batches, "cpu", ahead=2)
     assert len(loader) == len(batches)
     pairs = zip(loader.epoch(2, start), batches.epoch(2, start), strict=True)
@@ -28,14 +28,14 @@ def test_loader_yields_the_plan(batches, start):
     assert not loader_threads()
 
 
-def test_leaving_early_ends_the_thread(batches):
+def test_closing_early_stops_the_thread(batches):
     epoch = Loader(batches, "cpu", ahead=1).epoch(0)
     next(epoch)
     epoch.close()
     assert not loader_threads()
 
 
-def test_an_error_in_the_background_reaches_the_consumer(batches, monkeypatch):
+def test_loader_raises_errors_of_its_thread(batches, monkeypatch):
     def fail(windows):
         raise OSError("the disk went away")
 
@@ -46,12 +46,12 @@ def test_an_error_in_the_background_reaches_the_consumer(batches, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_batches_arrive_on_the_device(batches):
+def test_loader_moves_batches_to_the_device(batches):
     pairs = zip(Loader(batches, "cuda").epoch(0), batches.epoch(0), strict=True)
     assert all(torch.equal(one.words.cpu(), other.words) for one, other in pairs)
 
 
-def test_unique_tokens_are_found_on_the_way_and_never_become_fewer():
+def test_loader_adds_unique_tokens_that_never_shrink():
     lines = [[5] * 15 + [2], list(range(5, 20)) + [2], [6] * 15 + [2]]
     batches = Batches(
         TokenArray.of(lines), Blocks(break_mode="sentence", block=16), max_tokens=16, shuffle=False

@@ -1,5 +1,3 @@
-"""`zipflm prepare` as a user meets it: in a process of its own."""
-
 import json
 import os
 import random
@@ -32,7 +30,7 @@ def zipflm(*arguments, before=(), **keywords):
     )
 
 
-def test_summary_names_sizes(tmp_path):
+def test_prints_summary(tmp_path):
     done = zipflm(
         "prepare", TEXT / "tr*.txt", "--valid", TEXT / "valid.txt", "--out", tmp_path / "d"
     )
@@ -43,7 +41,7 @@ def test_summary_names_sizes(tmp_path):
     assert DataFolder.open(tmp_path / "d").splits == ("train", "valid")
 
 
-def test_prose_is_split_as_asked_for_and_the_summary_says_so(tmp_path):
+def test_words_and_lowercase_options(tmp_path):
     (tmp_path / "x.txt").write_text('"Yes," he said, "it\'s so."\n' * 3)
     arguments = ("prepare", tmp_path / "x.txt", "--out", tmp_path / "d")
     done = zipflm(*arguments, "--words", "words", "--lowercase")
@@ -57,7 +55,7 @@ def test_prose_is_split_as_asked_for_and_the_summary_says_so(tmp_path):
     assert DataFolder.open(tmp_path / "again").splitting == folder.splitting
 
 
-def test_a_vocabulary_of_subwords_needs_its_codes(tmp_path):
+def test_bpe_vocabulary_needs_codes(tmp_path):
     text = TEXT / "train.txt"
     assert zipflm("prepare", text, "--bpe", "20", "--out", tmp_path / "d").returncode == 0
     taken = ("--vocabulary", tmp_path / "d" / "vocabulary.txt", "--out", tmp_path / "again")
@@ -67,7 +65,7 @@ def test_a_vocabulary_of_subwords_needs_its_codes(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_glob_that_the_shell_expands_is_refused(tmp_path):
+def test_rejects_globs_expanded_by_the_shell(tmp_path):
     option = "--valid"
     for name in ("train.txt", "held-a.txt", "held-b.txt"):
         (tmp_path / name).write_bytes((TEXT / "train.txt").read_bytes())
@@ -82,19 +80,19 @@ def test_a_glob_that_the_shell_expands_is_refused(tmp_path):
     assert "train     1 file " in done.stdout and "  2 files" in done.stdout
 
 
-def test_a_file_in_two_splits_is_refused(tmp_path):
+def test_rejects_file_in_two_splits(tmp_path):
     (tmp_path / "link.txt").symlink_to(TEXT / "train.txt")
     done = zipflm(
         *("prepare", TEXT / "train.txt", "--test", tmp_path / "link.txt"),
         *("--out", tmp_path / "d"),
     )
     assert done.returncode == 2
-    assert "link.txt: both train and test text" in done.stderr
+    assert "link.txt: given for train and test" in done.stderr
     done = zipflm("prepare", "-", "--valid", "-", "--out", tmp_path / "d", input="a a a\n")
-    assert done.returncode == 2 and "-: both train and valid text" in done.stderr
+    assert done.returncode == 2 and "-: given for train and valid" in done.stderr
 
 
-def test_standard_input_is_a_text(tmp_path):
+def test_reads_standard_input(tmp_path):
     text = (TEXT / "train.txt").read_text(encoding="utf-8")
     done = zipflm("prepare", "-", "--out", tmp_path / "d", "--processes", 2, input=text)
     assert done.returncode == 0, done.stderr
@@ -119,7 +117,7 @@ def bad_lines():
     ("arguments", "message"),
     [
         (["{empty}"], "empty: empty"),
-        (["{blank}"], "blank: no word in the train split"),
+        (["{blank}"], "blank: no words in the train split"),
         (["{nul}"], "nul: a NUL byte at byte 1"),
         (["{latin}"], "latin: not UTF-8 at byte 3; .*--errors replace"),
         (["{long}"], "long: a line at or after byte 0 is longer"),
@@ -133,7 +131,7 @@ def bad_lines():
         (["{train}", "--words", "nonsense"], "--words nonsense: choose from whitespace, words"),
         (["{train}", "--engine", "spark"], "--engine spark: choose from processes, dask"),
         (["{train}", "--scheduler", "local"], "--scheduler local: needs engine=dask"),
-        (["nonsense://x"], "nonsense://x: .*texts are files, or URLs such as s3://"),
+        (["nonsense://x"], "nonsense://x: .*use a file, or a URL such as s3://"),
         (["{train}", "--corpus", "wikitext-2"], "cannot be combined with other texts"),
         (["{train}", "--ids", "x.npy"], "train.txt: cannot be combined with ids"),
         (["{array.npy}"], "array.npy: an array, not text; .* --ids"),
@@ -141,9 +139,7 @@ def bad_lines():
         ([], "no training text"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_status_2(
-    tmp_path, monkeypatch, capsys, arguments, message
-):
+def test_invalid_input_exits_with_status_2(tmp_path, monkeypatch, capsys, arguments, message):
     names = {"{train}": str(TEXT / "train.txt")}
     for name, data in bad_lines().items():
         names[f"{{{name}}}"] = str(tmp_path / name)
@@ -155,16 +151,16 @@ def test_bad_input_is_one_clear_line_and_status_2(
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert ended.value.code == 2
-    assert re.search(message, said) and said.count("\n") == 1
+    assert re.search(message, stderr) and stderr.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
+def test_full_disk_leaves_nothing(tmp_path):
     (tmp_path / "big.txt").write_text("some words that repeat\n" * 20_000)
 
-    # A file that may not grow fails like a disk that is full.
+    # A file size limit fails like a full disk.
     limited = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh"]
     done = zipflm(
         *("prepare", tmp_path / "big.txt", "--out", tmp_path / "d", "--processes", 2),
@@ -184,7 +180,7 @@ def is_running(pid):
 
 
 def preparing(folder):
-    """`zipflm prepare` on its way, with its workers."""
+    """Start `zipflm prepare` with two workers and wait until it reads."""
     text = folder / "big.txt"
     text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(300_000)))
     command = [sys.executable, "-m", "zipflm", "prepare", str(text)]
@@ -209,22 +205,22 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 
 @needs_proc
-def test_kill_in_the_middle_leaves_nothing_that_looks_finished(tmp_path):
+def test_killed_command_leaves_no_data_folder(tmp_path):
     process, workers = preparing(tmp_path)
     process.kill()
     process.wait()
     assert not (tmp_path / "d").exists()
-    with pytest.raises(ValueError, match="no data folder"):
+    with pytest.raises(ValueError, match="not a data folder"):
         DataFolder.open(next(tmp_path.glob(".d.unfinished-*")))
-    require_end(workers)  # they see that their parent is gone
-    # What is left does not stand in the way of another try, and goes with it.
+    require_end(workers)
+    # The next run succeeds and removes the leftovers.
     assert zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["big.txt", "d"]
 
 
 @needs_proc
 @pytest.mark.slow
-def test_killed_at_five_moments_it_makes_the_same_folder_and_leaves_nothing_else(tmp_path):
+def test_repeated_kills_leave_nothing(tmp_path):
     text, draw = tmp_path / "text.txt", random.Random(3)
     text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(60_000)))
     command = ["prepare", text, "--bpe", 2000, "--processes", 2, "--out"]
@@ -242,8 +238,8 @@ def test_killed_at_five_moments_it_makes_the_same_folder_and_leaves_nothing_else
         process.kill()
         process.wait()
         left += len(list(tmp_path.glob(".d.unfinished-*")))
-        assert len(list(tmp_path.glob(".d.*"))) <= 3, "it gathers"
-    assert left > 0, "it was always killed too early or too late"
+        assert len(list(tmp_path.glob(".d.*"))) <= 3, "leftovers accumulate"
+    assert left > 0, "every kill was too early or too late"
     assert zipflm(*command, tmp_path / "d").returncode == 0
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "whole", "d"}
     for path in (tmp_path / "whole").iterdir():
@@ -251,15 +247,15 @@ def test_killed_at_five_moments_it_makes_the_same_folder_and_leaves_nothing_else
 
 
 @needs_proc
-def test_a_second_command_for_the_same_folder_is_refused_and_the_first_goes_on(tmp_path):
+def test_rejects_second_command_for_the_same_folder(tmp_path):
     process, _ = preparing(tmp_path)
-    process.send_signal(signal.SIGSTOP)  # or it may have ended before the second one begins
+    process.send_signal(signal.SIGSTOP)  # so that it does not finish first
     done = zipflm("prepare", TEXT / "train.txt", "--out", tmp_path / "d")
     process.send_signal(signal.SIGCONT)
     assert done.returncode == 2, done.stdout
     assert re.fullmatch(
         rf"zipflm: {tmp_path}/d: in use by process {process.pid} on \S+, since "
-        r"[^;]*; wait until it has ended, or choose another folder\n",
+        r"[^;]*; wait until it finishes, or choose another folder\n",
         done.stderr,
     )
     assert process.wait(60) == 0
@@ -268,7 +264,7 @@ def test_a_second_command_for_the_same_folder_is_refused_and_the_first_goes_on(t
 
 
 @needs_proc
-def test_sigterm_in_the_middle_leaves_nothing(tmp_path):
+def test_sigterm_leaves_nothing(tmp_path):
     process, workers = preparing(tmp_path)
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
@@ -276,7 +272,7 @@ def test_sigterm_in_the_middle_leaves_nothing(tmp_path):
     require_end(workers)
 
 
-def test_commands_of_the_page_on_data_run(tmp_path):
+def test_commands_in_the_data_guide(tmp_path):
     section = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines() if line]

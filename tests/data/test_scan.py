@@ -15,7 +15,7 @@ from zipflm.data.scan import Scan, clean, in_processes, scan
 from zipflm.data.splitting import Splitter
 from zipflm.data.text import Chunk
 
-# All that split() takes for white space, line ends apart, and a few words.
+# White space as str.split() has it, line ends, and a few words.
 PARTS = st.sampled_from([" ", "\t", "\u00a0", "\u2028", "\x85", "\x1c", "\n", "\r\n", "\r", "a",
                          "bc", "</s>", "\u00e9", "\U0001f600", "<unk>"])  # fmt: skip
 
@@ -25,7 +25,7 @@ def chunk(data, start=5):
 
 
 def plain_words(content):
-    """The reference: lines as a text file has them, words by split()."""
+    """Reference implementation with str.split()."""
     lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return [[*line.split(), "\0"] for line in (lines if lines[-1] else lines[:-1])]
 
@@ -47,18 +47,18 @@ def running_words(result):
 
 @settings(max_examples=60)
 @given(st.lists(PARTS, min_size=1).map("".join))
-def test_scan_agrees_with_a_plain_loop(tmp_path_factory, content):
+def test_scan_matches_reference(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("scan")
     (folder / "x.txt").write_text(content, encoding="utf-8", newline="")
     result = scanned([folder / "x.txt"], folder / "spool")
-    wanted = [word for line in plain_words(content) for word in line]
-    assert running_words(result) == wanted
-    assert counts_of(result) == Counter(wanted)
-    assert result.num_tokens == len(wanted)
-    assert result.num_sentences == wanted.count("\0")
+    expected = [word for line in plain_words(content) for word in line]
+    assert running_words(result) == expected
+    assert counts_of(result) == Counter(expected)
+    assert result.num_tokens == len(expected)
+    assert result.num_sentences == expected.count("\0")
 
 
-def test_chunks_and_processes_do_not_change_the_result(tmp_path):
+def test_result_is_independent_of_chunks_and_processes(tmp_path):
     lines = [f"w{number % 97} v{number % 31} {'x' * (number % 7)}" for number in range(3000)]
     path = tmp_path / "x.txt"
     path.write_text("\n".join(lines))
@@ -73,7 +73,7 @@ def test_chunks_and_processes_do_not_change_the_result(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_invalid_text_is_named_by_file_and_byte(tmp_path, processes):
+def test_invalid_text_error_names_file_and_byte(tmp_path, processes):
     path = tmp_path / "x.txt"
     path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
     with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*--errors replace"):
@@ -84,24 +84,24 @@ def die(chunk):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_worker_is_an_error_not_a_wait():
+def test_killed_worker_raises_error():
     with pytest.raises(ChildProcessError, match="a worker process was killed"):
         list(in_processes(die, iter([chunk(b"a\n")] * 2), processes=2))
 
 
-def test_invalid_text_in_a_stream_is_named_by_byte_too(tmp_path):
+def test_invalid_text_error_names_byte_of_stream(tmp_path):
     path = tmp_path / "x.txt.gz"
     path.write_bytes(gzip.compress(b"good line\r\n\xef\xbb\xbf \xff\n"))
     with pytest.raises(ValueError, match="x.txt.gz: not UTF-8 at byte 15"):
         scanned([path], tmp_path / "spool")
 
 
-def test_replacing_goes_on():
+def test_errors_replace():
     data = b"a\0b \xc3( \xe2\x82\n"
     assert clean(chunk(data), data, "replace").decode() == "a\ufffdb \ufffd( \ufffd\n"
 
 
-def test_byte_order_mark_is_no_part_of_the_first_word():
+def test_removes_byte_order_mark():
     data = "\ufeffa \ufeffb".encode()
     assert clean(chunk(data, 0), data, "strict").decode() == "a \ufeffb\n"
     assert clean(chunk(data, 5), data, "strict").decode() == "\ufeffa \ufeffb\n"
@@ -113,19 +113,19 @@ def test_byte_order_mark_is_no_part_of_the_first_word():
     rule=st.sampled_from(["whitespace", "words", "wikitext"]),
     lowercase=st.booleans(),
 )
-def test_tokens_are_split_as_line_by_line(tmp_path_factory, text, rule, lowercase):
+def test_splitting_tokens_matches_splitting_lines(tmp_path_factory, text, rule, lowercase):
     folder, splitting = tmp_path_factory.mktemp("scan"), Splitting(rule, lowercase)
     (folder / "x.txt").write_text(text, encoding="utf-8", newline="")
     result = scanned([folder / "x.txt"], folder / "spool", splitting=splitting)
     lines = [" ".join(line[:-1]) for line in plain_words(text)]
     splitter = Splitter(splitting)
-    wanted = [[*(piece.word for piece in splitter.words(line)), "\0"] for line in lines]
+    expected = [[*(piece.word for piece in splitter.words(line)), "\0"] for line in lines]
     found = running_words(result)
-    assert found == [word for line in wanted for word in line]
+    assert found == [word for line in expected for word in line]
     assert result.num_tokens == len(found)
     assert result.num_unsplit == sum(map(len, plain_words(text)))
 
 
-def test_a_process_that_scans_loads_no_more_than_it_needs():
+def test_scan_does_not_import_torch_or_tokenizers():
     code = "import sys, zipflm.data.scan; print({'tokenizers', 'torch'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

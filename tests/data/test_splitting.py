@@ -1,5 +1,3 @@
-"""The rules by example, and what must hold for any text: nothing lost, nothing split twice."""
-
 import re
 from itertools import islice
 
@@ -19,7 +17,6 @@ SPLITTERS = {
     for rule in RULES
     for lowercase in (False, True)
 }
-# What prose is made of, in every order; and anything at all.
 PARTS = st.sampled_from(
     [*"aZ\u00e901 -'.,\"\u2019\u201c()@&/:$", "Mr.", "U.S.", "--", "...", "'s", "Brien", "@-@"]
     + [
@@ -43,7 +40,7 @@ def split(rule, text, lowercase=False):
 
 
 def spoken():
-    """Sentences of every fourth of the embedded addresses, roughly, as they were written."""
+    """Yield approximate sentences of every fourth of the bundled addresses."""
     for address in islice(addresses(), 0, None, 4):
         for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", address):
             yield " ".join(sentence.split())
@@ -82,7 +79,7 @@ def spoken():
         ("a\u00a0b\x1fc", "a | b | c"),
     ],
 )  # fmt: skip
-def test_words_are_split_as_the_rule_says(text, expected):
+def test_words_rule(text, expected):
     assert split("words", text) == expected.split(" | ")
 
 
@@ -107,12 +104,12 @@ def test_words_are_split_as_the_rule_says(text, expected):
         ("AT&T x_y a?!", "AT & T x _ y a ? !"),
     ],
 )
-def test_prose_is_brought_into_the_form_of_wikitext(text, expected):
+def test_wikitext_rule(text, expected):
     assert split("wikitext", text) == expected.split()
 
 
-def test_what_is_in_the_form_of_wikitext_stays_as_it_is():
-    # Made up after the published text; every kind of word that it has.
+def test_wikitext_rule_keeps_wikitext():
+    # Invented, with every kind of word in the published text.
     text = (
         "= = Early life = = The 23 @-@ year @-@ old 's U.S. tour ( 1 @,@ 200 km or 0 @.@ 7 % ) , "
         "which Dr. O 'Brien didn 't like , \" <unk> \" , 1990s \u2013 2000 ; J. S. Bach \u2019 s "
@@ -128,28 +125,28 @@ def test_what_is_in_the_form_of_wikitext_stays_as_it_is():
 @pytest.mark.parametrize("lowercase", [False, True])
 @given(text=TEXTS)
 @example(text="\u0130. O'Brien's")
-def test_only_white_space_lies_between_the_spans(rule, lowercase, text):
+def test_spans_cover_everything_but_white_space(rule, lowercase, text):
     before = 0
     for word, start, end in SPLITTERS[rule, lowercase].words(text):
         assert text[before:start].strip() == "" and before <= start < end
         assert word and not re.search(r"\s", word)
         if rule != "wikitext":
-            spelt = text[start:end]
-            assert word == (module.lowercase(spelt) if lowercase else spelt)
+            original = text[start:end]
+            assert word == (module.lowercase(original) if lowercase else original)
         before = end
     assert text[before:].strip() == ""
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @given(text=TEXTS)
-def test_wikitext_is_not_split_a_second_time(lowercase, text):
+def test_wikitext_rule_is_idempotent(lowercase, text):
     words = split("wikitext", text, lowercase)
     assert split("wikitext", " ".join(words), lowercase) == words
 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(text=TEXTS)
-def test_tokens_are_split_alike_with_and_without_spans(rule, text):
+def test_words_of_matches_words(rule, text):
     splitter = SPLITTERS[rule, True]
     apart = [word for words in splitter.words_of(text.split()) for word in words]
     assert apart == [piece.word for piece in splitter.words(text)]
@@ -160,19 +157,19 @@ def test_tokens_are_split_alike_with_and_without_spans(rule, text):
     word=st.text("aZs19", max_size=3) | st.sampled_from(["Mr", "no", "No", "vs", "st"]),
     marks=st.tuples(*[st.sampled_from(["", *map(chr, range(33, 127))])] * 2),
 )
-def test_what_is_obvious_is_what_the_pattern_finds(rule, word, marks):
+def test_fast_path_matches_the_pattern(rule, word, marks):
     token, splitter = marks[0] + word + marks[1], SPLITTERS[rule, False]
-    found = splitter._obvious(token) if token else None
+    found = splitter._split_simple(token) if token else None
     assert found in (None, tuple(piece.word for piece in splitter.words(token)))
 
 
-def test_spans_are_those_of_the_text_though_lower_case_is_longer():
+def test_spans_refer_to_text_before_lowercasing():
     assert "\u0130".lower() != "\u0130" and len("\u0130".lower()) == 2
     pieces = SPLITTERS["words", True].words("\u0130, Yes")
     assert pieces == [Piece("i\u0307", 0, 1), Piece(",", 1, 2), Piece("yes", 3, 6)]
 
 
-def test_lower_case_makes_no_special():
+def test_lowercasing_never_produces_special_tokens():
     assert split("whitespace", "The </S> <UNK> <unk>", lowercase=True) == [
         "the", "</S>", "<UNK>", "<unk>"
     ]  # fmt: skip
@@ -180,7 +177,7 @@ def test_lower_case_makes_no_special():
 
 @pytest.mark.parametrize("rule", ["words", "wikitext"])
 @pytest.mark.parametrize("part", ["\u6f22", "U.S.-", "\u00e9"])
-def test_an_endless_token_is_split_in_stretches_and_loses_nothing(rule, part):
+def test_long_tokens_are_split_in_stretches(rule, part):
     text = part * (2_500 // len(part))
     pieces = Splitter(Splitting(rule)).words(text)
     assert "".join(text[start:end] for _, start, end in pieces) == text
@@ -189,16 +186,16 @@ def test_an_endless_token_is_split_in_stretches_and_loses_nothing(rule, part):
     assert {1_000, 2_000} <= cuts
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "_REMEMBERED", 10)
+def test_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_CACHED_CHARS", 10)
     splitter = Splitter(Splitting("words"))
     for number in range(100):
         assert [piece.word for piece in splitter.words(f"({number})")] == ["(", str(number), ")"]
-        assert sum(map(len, splitter._seen)) <= 10
+        assert sum(map(len, splitter._cache)) <= 10
 
 
 @pytest.mark.parametrize("rule", ["words", "wikitext"])
-def test_spoken_sentences_come_back_as_they_were(rule):
+def test_join_restores_sentences(rule):
     splitter = SPLITTERS[rule, False]
     marks = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"") if rule == "wikitext" else {}
     number = alike = 0
@@ -231,7 +228,7 @@ def join(rule, words):
         ("", ""),
     ],
 )
-def test_words_become_prose(words, text):
+def test_join_words(words, text):
     assert join("words", words) == text
 
 
@@ -244,7 +241,7 @@ def test_words_become_prose(words, text):
         ("at 10 : 30 : go", "at 10:30: go"),
     ],
 )
-def test_the_marks_of_wikitext_are_undone(words, text):
+def test_join_wikitext(words, text):
     assert join("wikitext", words) == text
 
 
@@ -252,7 +249,7 @@ def test_the_marks_of_wikitext_are_undone(words, text):
 @given(
     words=st.lists(st.text("ab1.,'\"-/()\u2019\u2013\u6f22", min_size=1, max_size=3), max_size=12)
 )
-def test_a_text_grows_at_its_end_only_and_by_white_space_only(rule, words):
+def test_joiner_only_appends_words_and_spaces(rule, words):
     joiner, text = Joiner(rule), ""
     for word in words:
         text += joiner.add(word)

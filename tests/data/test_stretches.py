@@ -1,4 +1,4 @@
-"""Batches of break mode `stream`: every row continues that of the batch before."""
+"""Batches with break mode `stream`, where every row continues the row of the batch before."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def batches_of(total, block, max_tokens, **options):
     ("total", "block", "max_tokens", "streams"),
     [(100, 5, 20, 0), (101, 5, 20, 8), (7, 2, 8, 0), (5, 3, 12, 8), (64, 4, 16, 4)],
 )
-def test_rows_continue_each_other_and_score_every_token_once(total, block, max_tokens, streams):
+def test_stream_rows_continue_each_other(total, block, max_tokens, streams):
     batches = batches_of(total, block, max_tokens, streams=streams)
     rows = max_tokens // block
     groups = (streams or rows) // rows
@@ -37,12 +37,12 @@ def test_rows_continue_each_other_and_score_every_token_once(total, block, max_t
     assert len(batches) % groups == 0
 
 
-def test_every_epoch_has_the_same_order():
+def test_stream_order_is_the_same_every_epoch():
     batches = batches_of(100, 5, 20)
     first, second = ([batch.words.tolist() for batch in batches.epoch(n)] for n in (0, 1))
     assert first == second
 
 
-def test_context_is_carried_not_read_again():
+def test_stream_rejects_context():
     with pytest.raises(ValueError, match="context=2: break_mode=stream carries the state"):
         Blocks(break_mode="stream", block=5, context=2)

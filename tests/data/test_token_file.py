@@ -22,13 +22,13 @@ def write(path, pieces, size=300):
 
 
 @given(st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=9), max_size=9))
-def test_what_is_written_is_read(tmp_path_factory, sentences):
+def test_round_trip(tmp_path_factory, sentences):
     path = tmp_path_factory.mktemp("tokens") / "x.tokens"
     write(path, [(sentence, [len(sentence)]) for sentence in sentences])
-    tokens, wanted = TokenFile(path), TokenArray.of(sentences)
-    assert tokens.ids.tolist() == wanted.ids.tolist()
-    assert tokens.offsets.tolist() == wanted.offsets.tolist()
-    assert (len(tokens), tokens.num_sentences) == (len(wanted), len(sentences))
+    tokens, expected = TokenFile(path), TokenArray.of(sentences)
+    assert tokens.ids.tolist() == expected.ids.tolist()
+    assert tokens.offsets.tolist() == expected.offsets.tolist()
+    assert (len(tokens), tokens.num_sentences) == (len(expected), len(sentences))
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -36,13 +36,13 @@ def test_what_is_written_is_read(tmp_path_factory, sentences):
     ("size", "dtype"),
     [(256, np.uint8), (257, np.uint16), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)],
 )
-def test_type_is_the_smallest_that_holds_every_id(tmp_path, size, dtype):
+def test_uses_the_smallest_integer_type(tmp_path, size, dtype):
     tokens = TokenFile(write(tmp_path / "x.tokens", [([size - 1], [1])], size))
     assert tokens.ids.dtype == dtype
     assert tokens.ids[0] == size - 1
 
 
-def test_ids_are_a_view_that_cannot_be_written(tmp_path):
+def test_views_are_read_only(tmp_path):
     tokens = TokenFile(write(tmp_path / "x.tokens", [([1, 2], [2])]))
     for view in (tokens.ids, tokens.offsets):
         assert isinstance(view.base, mmap.mmap)
@@ -50,19 +50,19 @@ def test_ids_are_a_view_that_cannot_be_written(tmp_path):
             view[0] = 5
 
 
-def test_every_truncation_is_noticed(tmp_path):
+def test_detects_any_truncation(tmp_path):
     data = write(tmp_path / "x.tokens", [([5, 2, 7, 2], [2, 4])]).read_bytes()
     cut = tmp_path / "cut.tokens"
     for length in range(len(data)):
         cut.write_bytes(data[:length])
-        with pytest.raises(ValueError, match="cut short"):
+        with pytest.raises(ValueError, match="truncated"):
             TokenFile(cut)
     cut.write_bytes(data + b"x")
     with pytest.raises(ValueError, match="damaged"):
         TokenFile(cut)
 
 
-def test_foreign_and_future_files_are_refused(tmp_path):
+def test_rejects_other_files_and_versions(tmp_path):
     path = tmp_path / "x.tokens"
     path.write_bytes(b"MMIDIDX\0\0" + bytes(400))
     with pytest.raises(ValueError, match="not a zipflm token file"):
@@ -74,7 +74,7 @@ def test_foreign_and_future_files_are_refused(tmp_path):
         TokenFile(path)
 
 
-def test_an_interrupted_writer_leaves_no_readable_file(tmp_path):
+def test_interrupted_writer_leaves_no_valid_file(tmp_path):
     path = tmp_path / "x.tokens"
     with pytest.raises(KeyboardInterrupt), TokenWriter(path, 300, HASH) as writer:
         writer.write(np.array([5, 2]), np.array([2]))
@@ -88,9 +88,8 @@ def batches(tokens, mode="none"):
 
 
 @pytest.mark.parametrize("wrong", range(8))
-def test_a_wrong_offset_is_found_wherever_it_stands(tmp_path, monkeypatch, wrong):
-    """Also where it is compared with one of another piece."""
-    monkeypatch.setattr(module, "_COMPARED", 2)
+def test_detects_wrong_offsets(tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr(module, "_COMPARED", 2)  # also across pieces
     path = write(tmp_path / "x.tokens", [([7, 2] * 7, [2, 4, 6, 8, 10, 12, 14])])
     assert TokenFile(path).offsets.tolist() == list(range(0, 15, 2))
     data = bytearray(path.read_bytes())
@@ -100,7 +99,7 @@ def test_a_wrong_offset_is_found_wherever_it_stands(tmp_path, monkeypatch, wrong
         _ = TokenFile(path).offsets
 
 
-def test_a_file_that_is_replaced_while_it_is_in_use_stays_what_it_was(tmp_path):
+def test_replacing_the_file_does_not_affect_open_ones(tmp_path):
     path = write(tmp_path / "x.tokens", [([7, 2, 8, 9, 2, 2], [2, 5, 6])])
     plan = batches(TokenFile(path))
     before = plan.batch(0, 0)

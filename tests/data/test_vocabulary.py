@@ -29,14 +29,14 @@ def golden_counts() -> dict[str, int]:
         ("padding1", {"min_count": 1, "multiple": 1}),
     ],
 )
-def test_ids_are_those_of_the_published_dictionary(variant, arguments):
+def test_ids_match_fairseq(variant, arguments):
     golden = json.loads((GOLDEN / "dataset.json").read_text())["variants"][variant]
     vocabulary = Vocabulary.from_counts(golden_counts(), **arguments)
     assert vocabulary.words == golden["symbols"]
     assert vocabulary.counts[4:].tolist() == golden["counts_in_file"][4:]
 
 
-def test_fairseq_dictionary_loads_to_the_same_ids_and_saves_to_the_same_bytes(tmp_path):
+def test_fairseq_dictionary_round_trip(tmp_path):
     vocabulary = Vocabulary.load(GOLDEN / "dict.txt")
     facts = json.loads((GOLDEN / "dataset.json").read_text())["dictionary"]
     assert len(vocabulary) == facts["size"]
@@ -48,7 +48,7 @@ def test_fairseq_dictionary_loads_to_the_same_ids_and_saves_to_the_same_bytes(tm
 
 
 @given(st.dictionaries(WORDS, st.integers(1, 5), min_size=1))
-def test_saved_vocabulary_loads_unchanged(tmp_path_factory, counts):
+def test_save_and_load(tmp_path_factory, counts):
     path = tmp_path_factory.mktemp("vocabulary") / "v.txt"
     vocabulary = Vocabulary.from_counts(counts, min_count=1)
     vocabulary.save(path)
@@ -60,19 +60,19 @@ def test_saved_vocabulary_loads_unchanged(tmp_path_factory, counts):
     assert all(vocabulary.id(word) == i for i, word in enumerate(vocabulary.words))
 
 
-def test_ties_go_by_code_point_and_specials_are_not_words():
+def test_ties_are_sorted_by_code_point():
     vocabulary = Vocabulary.from_counts({"b": 3, "\u00e4": 3, "a": 3, "<unk>": 9}, min_count=1)
     assert vocabulary.words[:7] == [*SPECIALS, "a", "b", "\u00e4"]
     assert vocabulary.words[7:] == ["madeupword0000"]
     assert vocabulary.id("<unk>") == vocabulary.id("never seen") == 3
 
 
-def test_filler_that_is_a_word_of_the_text_is_passed_over():
+def test_filler_names_skip_existing_words():
     vocabulary = Vocabulary.from_counts({"madeupword0000": 2, "x": 1}, min_count=1)
     assert vocabulary.words[4:] == ["madeupword0000", "x", "madeupword0001", "madeupword0002"]
 
 
-def test_overwriting_entry_of_fairseq_takes_the_name(tmp_path):
+def test_fairseq_overwrite_entries(tmp_path):
     path = tmp_path / "dict.txt"
     path.write_text("the 9\n<unk> 5 #fairseq:overwrite\nof 4\n")
     vocabulary = Vocabulary.load(path)
@@ -86,17 +86,17 @@ def test_overwriting_entry_of_fairseq_takes_the_name(tmp_path):
     ("text", "message"),
     [
         ("a 3\nb 2\na 1\n", r"line 3: 'a' is already in line 1"),
-        ("<unk> 3\n", r"line 1: '<unk>' is already in the specials"),
-        ("a 2\nb 3\n", r"line 2: count 3 of 'b' is above the 2"),
+        ("<unk> 3\n", r"line 1: '<unk>' is already a special token"),
+        ("a 2\nb 3\n", r"line 2: count 3 of 'b' is higher than the previous count 2"),
         ("a\n", r"line 1: 'a' is not a word"),
         ("a 2\n\nb 1\n", r"line 2"),
         ("a -2\n", r"line 1"),
         (f"a {10**18}\n", r"line 1"),
         (" 2\n", r"line 1"),
-        ("", r"holds no word"),
+        ("", r"contains no words"),
     ],
 )
-def test_bad_vocabulary_file_is_refused_by_line(tmp_path, text, message):
+def test_rejects_invalid_lines(tmp_path, text, message):
     path = tmp_path / "bad.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as caught:

@@ -13,7 +13,7 @@ from zipflm.data.windows import cut, group, rows
 
 
 @given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
-def test_packing_sentences_piecemeal_changes_nothing(lengths, size, at_once):
+def test_packing_is_independent_of_piece_size(lengths, size, at_once):
     whole = cut(stream(lengths), "complete", size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows_module, "_AT_ONCE", at_once)
@@ -21,7 +21,7 @@ def test_packing_sentences_piecemeal_changes_nothing(lengths, size, at_once):
 
 
 @given(SENTENCES, st.integers(1, 14))
-def test_complete_blocks_hold_as_many_sentences_as_fit(lengths, size):
+def test_complete_blocks_contain_as_many_sentences_as_fit(lengths, size):
     tokens = stream(lengths)
     bounds = cut(tokens, "complete", size)
     assert set(bounds) <= set(tokens.offsets.tolist())
@@ -51,7 +51,7 @@ def cuts(draw):
 
 
 @given(cuts(), st.booleans(), st.integers(1, 5))
-def test_rows_cover_every_token_once_and_know_their_lengths(cut_, sorts, at_once):
+def test_rows_cover_every_token_once(cut_, sorts, at_once):
     tokens, blocks = cut_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows_module, "_AT_ONCE", at_once)
@@ -70,8 +70,8 @@ def test_rows_cover_every_token_once_and_know_their_lengths(cut_, sorts, at_once
         assert windows.start.tolist() == sorted(windows.start.tolist())
 
 
-def test_rows_of_one_length_keep_their_order_however_long_they_are():
-    for unit in (1, 70_000):  # the longer ones have no room in 16 bits
+def test_sorting_by_length_is_stable():
+    for unit in (1, 70_000):  # the longer ones exceed 16 bits
         lengths = [unit * number for number in [3, 1, 3, 2, 1, 3]]
         found = rows(stream(lengths), Blocks(break_mode="sentence", block=5, context=0), sorts=True)
         assert lengths_in_order(found) == sorted(lengths)
@@ -83,7 +83,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), max_size=8), st.integers(1, 60))
-def test_rows_of_one_length_are_grouped_as_one_by_one(runs, max_tokens):
+def test_grouping_runs_matches_grouping_rows(runs, max_tokens):
     lengths = [length for length, number in runs for _ in range(number)]
     expected, first = [0], 0
     for row in range(1, len(lengths) + 1):
@@ -96,9 +96,9 @@ def test_rows_of_one_length_are_grouped_as_one_by_one(runs, max_tokens):
     assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == expected
 
 
-def test_groups_are_those_of_the_published_code():
+def test_groups_match_fairseq():
     golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
     lengths = np.array(golden["sizes"])[golden["order"]]
     bounds = group(lengths, golden["max_tokens"])
-    wanted = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
-    assert bounds.tolist() == wanted.tolist()
+    expected = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
+    assert bounds.tolist() == expected.tolist()

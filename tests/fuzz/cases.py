@@ -1,4 +1,4 @@
-"""Numbered cases that are the same every time, tried one after the other for a while."""
+"""Run reproducible numbered fuzz cases for a limited time."""
 
 import random
 import resource
@@ -9,26 +9,25 @@ from collections import Counter
 from contextlib import contextmanager
 from itertools import count
 
-MAX_SECONDS = 10.0  # for one case: the machine may be busy with other things
-MAX_MEGABYTES = 1_000  # more than there are before
+MAX_SECONDS = 10.0  # per case, on a busy machine
+MAX_MEGABYTES = 1_000  # in addition to those in use at the start
 _MOST_SHOWN = 5
 _LONGEST_LINE = 500
 
 
 class TookTooLong(BaseException):
-    """Not an Exception, which a reader might catch and take for damage."""
+    """Not an Exception, so that the code under test does not catch it."""
 
 
 def case(seed, number):
-    """The source of all that is random in one case."""
+    """Return the random generator of one case."""
     return random.Random(f"{seed} {number}")
 
 
 def tried(attempt, seed, seconds, first=0):
-    """How often `attempt(rng)` returned what, over all cases for which there was time.
+    """Run `attempt(rng)` on cases until the time is up, and count its return values.
 
-    AssertionError lists the first cases in which it raised something instead, or did not come to
-    an end, or needed too much memory.
+    Raises AssertionError listing the first cases that raised, hung or used too much memory.
     """
     end = time.monotonic() + seconds
     outcomes, wrong = Counter(), []
@@ -49,7 +48,7 @@ def tried(attempt, seed, seconds, first=0):
 
 @contextmanager
 def limited_time(seconds=MAX_SECONDS):
-    """TookTooLong where something waits or goes on for longer."""
+    """Raise TookTooLong if the body takes longer."""
 
     def stop(signal, frame):
         raise TookTooLong(f"{seconds} seconds")
@@ -65,11 +64,11 @@ def limited_time(seconds=MAX_SECONDS):
 
 @contextmanager
 def limited_memory(megabytes=MAX_MEGABYTES):
-    """MemoryError where something asks for much more than there is."""
+    """Raise MemoryError if the body allocates more."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + megabytes * 2**20, before[1]))
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + megabytes * 2**20, before[1]))
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ def _one_thread(one_thread):
 
 @pytest.fixture(scope="session")
 def trained_runs(word_data, bpe_data, tmp_path_factory):
-    """A run of words and one of pieces, each with the data it was trained on."""
+    """A run of words and one of pieces, each with its data."""
     root = tmp_path_factory.mktemp("trained")
     every = ["training.checkpoint_every=2", "training.validate_every=2", "training.max_updates=4"]
     made = {}

@@ -1,4 +1,4 @@
-"""A folder of which one file at a time is changed and put back."""
+"""A folder whose files are changed and restored."""
 
 import json
 
@@ -11,7 +11,7 @@ MAX_MESSAGE = 2_000  # characters
 
 
 class Folder:
-    """Files of a folder, held in memory to be put back."""
+    """Keeps the original files of a folder in memory to restore them."""
 
     def __init__(self, path, names):
         self.path = path
@@ -19,19 +19,19 @@ class Folder:
         self._changed = {}
 
     def write(self, name, data, *, sealed=False):
-        """Change a file; `sealed` makes the checksums of its folder match."""
+        """Change a file. `sealed` updates the checksums of its folder."""
         self.touch(name)
         path = self.path / name
         path.write_bytes(data)
         if sealed and path.suffix == ".tokens":
-            self._certify(path)
+            self._update_data_json(path)
         if sealed:
             sums = path.with_name(CHECKSUMS)
             self._changed[sums] = sums.read_bytes()
             seal(path.parent)
 
-    def _certify(self, path):
-        """data.json holds the checksums of token files, too."""
+    def _update_data_json(self, path):
+        """data.json also has the checksums of token files."""
         facts_path = path.with_name("data.json")
         self._changed[facts_path] = facts_path.read_bytes()
         facts = json.loads(facts_path.read_bytes())
@@ -39,7 +39,7 @@ class Folder:
         facts_path.write_text(json.dumps(facts))
 
     def touch(self, name):
-        """Remember to put a file back."""
+        """Mark a file to be restored."""
         self._changed[self.path / name] = self.originals[name]
 
     def restore(self):
@@ -49,8 +49,8 @@ class Folder:
 
 
 def require_named(error, root, names):
-    """A refusal says which file it is about, of those with these names in the folder `root`."""
+    """Check that an error names the folder `root` and one of these files."""
     message = str(error)
     assert len(message) < MAX_MESSAGE, message
-    assert str(root) in message, f"does not name the folder: {quoted(message)}"
-    assert any(name in message for name in names), f"names no file: {message}"
+    assert str(root) in message, f"folder is not named: {quoted(message)}"
+    assert any(name in message for name in names), f"file is not named: {message}"

@@ -1,54 +1,21 @@
-"""Files as a disk, a tool or somebody with a purpose might leave them, made from good ones."""
+"""Random damage for files: bytes, lines and JSON, as disks, tools or attackers leave them."""
 
 import json
 import os
 
 _WHOLE = [0, 1, -1, 2, 3, 255, 256, 65_535, 2**31 - 1, 2**31, 2**53 + 1, -(2**63), 2**64, 10**30]
 _REAL = [0.0, -0.0, 0.5, -0.5, 1e-300, 1e300, 1e18, 3.0]
-_TEXTS = [
-    "",
-    "0",
-    "x",
-    "none",
-    "\0",
-    "\ud800",
-    "\x1b[2J",
-    "a\nb",
-    "../x",
-    "/etc/passwd",
-    "x" * 5_000,
-]
-# What `json` itself would not write, or not in this way.
-_LITERALS = [
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "1e999",
-    "-1e999",
-    "1" + "0" * 5_000,
-    "9" * 400,
-    "1E400",
-]
+_TEXTS = ["", "0", "x", "none", "\0", "\ud800", "\x1b[2J", "a\nb", "../x", "/etc/passwd"]
+_TEXTS += ["x" * 5_000]
+# JSON that `json.dumps` would not write.
+_LITERALS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1E400", "", "9" * 400]
 _LITERALS += ["[" * n + "]" * n for n in (3, 500, 990, 50_000)] + ['{"a":' * 500 + "1" + "}" * 500]
-_LITERALS += [
-    "01",
-    "+1",
-    ".5",
-    "1.",
-    "0x10",
-    "'a'",
-    '"\\ud800"',
-    "tru",
-    "",
-    '"a',
-    "-",
-    "1.0",
-    "1e0",
-]
+_LITERALS += ["01", "+1", ".5", "1.", "0x10", "'a'", '"\\ud800"', "tru", '"a', "-", "1.0", "1e0"]
+_LITERALS += ["1" + "0" * 5_000]
 
 
 def damaged(rng, data):
-    """Bytes that were flipped, cut, lost, repeated, exchanged or made up."""
+    """Flip, truncate, remove, repeat, insert, overwrite or swap bytes."""
     change = rng.choice(
         [_flipped, _flipped, _cut, _removed, _repeated, _inserted, _overwritten, _exchanged]
     )
@@ -56,7 +23,7 @@ def damaged(rng, data):
 
 
 def _span(rng, data):
-    """A place and one behind it, near the beginning as often as anywhere."""
+    """Return a random start and end, half of the time near the beginning."""
     start = rng.choice([rng.randrange(len(data)), rng.randrange(min(len(data), 300))])
     return start, min(len(data), start + rng.choice([1, 1, 2, 8, 100]))
 
@@ -94,23 +61,14 @@ def _overwritten(rng, data):
 
 
 def _exchanged(rng, data):
-    """Two pieces of one length in each other's place."""
-    places = sorted(rng.randrange(len(data)) for _ in range(2))
-    length = min(rng.choice([1, 4, 8, 100]), places[1] - places[0], len(data) - places[1])
-    a, b = places
-    return b"".join(
-        [
-            data[:a],
-            data[b : b + length],
-            data[a + length : b],
-            data[a : a + length],
-            data[b + length :],
-        ]
-    )
+    """Swap two pieces of the same length."""
+    a, b = sorted(rng.randrange(len(data)) for _ in range(2))
+    n = min(rng.choice([1, 4, 8, 100]), b - a, len(data) - b)
+    return data[:a] + data[b : b + n] + data[a + n : b] + data[a : a + n] + data[b + n :]
 
 
 def altered_lines(rng, data):
-    """Lines gone, repeated, moved or with another number at their end."""
+    """Remove, repeat, move or damage lines, or change the number at their end."""
     lines = data.split(b"\n")
     for _ in range(rng.choice([1, 1, 2, 5])):
         place, other = rng.randrange(len(lines)), rng.randrange(len(lines))
@@ -135,7 +93,7 @@ def altered_lines(rng, data):
 
 
 def altered_json(rng, data):
-    """JSON of another value: fields gone, added, doubled, of other types or out of range."""
+    """Remove, add, duplicate or change fields of a JSON value."""
     value = json.loads(data)
     literals = {}
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
@@ -154,7 +112,7 @@ def altered_json_lines(rng, data):
 
 
 def _altered(rng, value, literals):
-    """One place in a value changed, as deep as it lies."""
+    """Change one place at any depth."""
     is_leaf = not isinstance(value, dict | list) or not value
     if is_leaf or rng.random() < 0.05:
         return _odd(rng, value, literals)
@@ -172,7 +130,7 @@ def _altered(rng, value, literals):
                 value[rng.choice([*_TEXTS, f"{key}s", key.upper(), "kind"])] = value[key]
             case 2:
                 value[key] = value[rng.choice(list(value))]
-            case _:  # the same key a second time, in front of the first
+            case _:  # a duplicate key before the original
                 mark = f"literal {len(literals)}"
                 first = json.dumps(_odd(rng, value[key], {}))
                 literals[mark] = f"{first}, {json.dumps(key)}: {json.dumps(value[key])}"
@@ -197,12 +155,12 @@ def _odd(rng, value, literals):
 
 
 def replace_file(rng, path):
-    """Put nothing, or something that is no file, in the place of a file."""
+    """Remove a file, or replace it by something that is not a file."""
     path.unlink()
-    put_in_place(path, rng.choice(["nothing", *_NO_FILES]))
+    put_in_place(path, rng.choice(["nothing", *_NON_FILES]))
 
 
-_NO_FILES = ["folder", "pipe", "link to nothing", "link to itself", "device"]
+_NON_FILES = ["folder", "pipe", "broken link", "link loop", "device"]
 
 
 def put_in_place(path, kind):
@@ -211,16 +169,16 @@ def put_in_place(path, kind):
             path.mkdir()
         case "pipe":
             os.mkfifo(path)
-        case "link to nothing":
+        case "broken link":
             path.symlink_to(path.with_name("nothing"))
-        case "link to itself":
+        case "link loop":
             path.symlink_to(path)
         case "device":
             path.symlink_to("/dev/zero")
 
 
 def put_back(path, data):
-    """The file as it was, whatever is in its place."""
+    """Restore a file, whatever is in its place."""
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
     else:

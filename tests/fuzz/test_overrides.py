@@ -1,4 +1,4 @@
-"""Whatever is typed as an override: a config that can be kept, or one line that names the key."""
+"""Any override gives a valid config, or a one-line error that names the key."""
 
 import time
 from dataclasses import fields, is_dataclass
@@ -20,7 +20,7 @@ MAX_SECONDS = 1.0
 
 
 def all_fields(cls, where=""):
-    """The dotted name and the type of every field, of every variant of what it holds."""
+    """Yield the dotted name and type of every field, including all variants."""
     for name, hint in get_type_hints(cls).items():
         options = get_args(hint) or (hint,)
         yield where + name, hint
@@ -30,7 +30,7 @@ def all_fields(cls, where=""):
 
 
 def own_fields(config, where=""):
-    """The same for the variants that a config has."""
+    """Yield the same for the variants in a config."""
     hints = get_type_hints(type(config))
     for field in fields(config):
         found = getattr(config, field.name)
@@ -56,7 +56,7 @@ WORDS = {*VARIANTS, *(key.rpartition(".")[2] for key in KEYS)}
 
 
 def value(rng, hint):
-    """A text for a field: fitting, or not at all."""
+    """Return a valid or invalid text for a field."""
     if rng.random() < 0.2:
         return rng.choice([*WHOLE, *HUGE, *REAL, *LARGE, *ODD, *VARIANTS])
     if hint is int:
@@ -79,7 +79,7 @@ def separated(rng, options):
     if options[-1] is not Ellipsis:
         return ":".join(value(rng, option) for option in options)
     items = [value(rng, options[0]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 40]))]
-    if options[0] is int and rng.random() < 0.7:  # cutoffs rise
+    if options[0] is int and rng.random() < 0.7:  # like cutoffs
         items = [str(n) for n in sorted(rng.sample(range(1, 5_000), len(items)))]
     return rng.choice(["{}", "({})", "[{}]"]).format(",".join(items))
 
@@ -90,17 +90,17 @@ def fields_of(preset, recipe):
 
 
 def key(rng, preset, recipe):
-    """A field's name and type: one that the config has, one of other variants, seldom none."""
+    """Return name and type of a field: of the config, of another variant, or misspelled."""
     name, hint = rng.choice(fields_of(preset, recipe))
     match rng.randrange(20):
         case 0 | 1:
             return rng.choice(FIELDS)
         case 2:
-            return misspelt(rng, name), hint
+            return misspelled(rng, name), hint
     return name, hint
 
 
-def misspelt(rng, name):
+def misspelled(rng, name):
     place = rng.randrange(len(name) + 1)
     return rng.choice(
         [
@@ -113,14 +113,13 @@ def misspelt(rng, name):
 
 
 def request(rng):
-    """The arguments of `resolve`."""
+    """Return arguments for `resolve`."""
     preset = f"{rng.choice(list(DATASETS))}/{rng.choice(FACTORIZATIONS)}"
     recipe = rng.choice(list(RECIPES))
     pairs = [key(rng, preset, recipe) for _ in range(rng.choice([1, 1, 1, 2, 3, 5]))]
     assignments = [f"{name}={value(rng, hint)}" for name, hint in pairs]
     if rng.random() < 0.1:
         assignments.append(rng.choice([*assignments, *(name for name, _ in pairs), "", "=", "=4"]))
-    # Enough for the cutoffs of every preset, or for few of them.
     vocab_size = rng.choice([5, 8, 33, 1_000, 300_000, 300_000, 800_000, 800_000, 2**31 - 1])
     return preset, recipe, assignments, vocab_size
 
@@ -131,27 +130,27 @@ def attempt(rng):
     start = time.process_time()
     try:
         config = resolve(preset, recipe, assignments, vocab_size)
-        outcome, problem = "resolved", fault_of(config)
+        outcome, problem = "resolved", problem_in(config)
     except ValueError as error:
-        outcome, problem = "refused", fault_of_message(str(error), assignments)
+        outcome, problem = "refused", problem_in_message(str(error), assignments)
     seconds = time.process_time() - start
     assert not problem, f"{shown}: {problem}"
     assert seconds < MAX_SECONDS, f"{shown}: {seconds} seconds"
     return outcome
 
 
-def fault_of_message(message, assignments):
+def problem_in_message(message, assignments):
     if len(message) > MAX_MESSAGE or not message.isprintable():
         return f"{len(message)} characters: {message[:1_000]!r}"
-    # A preset's own cutoffs may not fit a small vocabulary, nor what it ties other variants.
+    # Cutoffs of the preset may not fit a small vocabulary, and its tying not other variants.
     own = ["input.cutoffs=", "tie="]
     if not any(is_named(message, assignment) for assignment in assignments + own):
-        return f"names no key: {message}"
+        return f"key is not named: {message}"
     return None
 
 
 def is_named(message, assignment):
-    """As a whole, as the field with which another one does not agree, or as the variant it is."""
+    """Return whether a message names the key, its last part, or the variant."""
     name, _, text = assignment.partition("=")
     parts = name.split(".")
     tops = [".".join(parts[:depth]) for depth in range(1, 5)]
@@ -161,10 +160,9 @@ def is_named(message, assignment):
     return any(way in message for way in ways)
 
 
-def fault_of(config):
-    """What cannot be kept or counted of a config, if anything."""
+def problem_in(config):
     if from_dict(Config, load_object(as_json(config))) != config:
-        return f"JSON makes something else of {config}"
+        return f"changed by JSON: {config}"
     sizes = [*config.params_by_part().values(), config.num_params()]
     if not all(type(size) is int and size >= 0 for size in sizes):
         return f"{config} has the sizes {sizes}"
@@ -172,12 +170,12 @@ def fault_of(config):
     return None
 
 
-@pytest.mark.timeout(0)  # as long as --fuzz-seconds says
-def test_an_override_gives_a_config_that_can_be_kept_or_one_line(fuzz_seed, fuzz_seconds):
+@pytest.mark.timeout(0)  # --fuzz-seconds is the limit
+def test_fuzz_overrides(fuzz_seed, fuzz_seconds):
     outcomes = tried(attempt, fuzz_seed, fuzz_seconds)
     assert outcomes["resolved"] > 10 and outcomes["refused"] > 10
 
 
-def test_a_case_is_the_same_every_time():
+def test_cases_are_reproducible():
     once, again = ([request(case(1, number)) for number in range(50)] for _ in range(2))
     assert once == again and once[0] != once[1]

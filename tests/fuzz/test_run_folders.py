@@ -1,4 +1,4 @@
-"""Whatever happens to a file of a run: what is read of it is the same, or it is refused by name."""
+"""A damaged run reads the same as before, or is rejected with the name of the file."""
 
 import shutil
 
@@ -26,7 +26,7 @@ from zipflm.training.distributed import Process
 from zipflm.training.setup import newest_good
 
 OPTIONS = ScoringOptions(device="cpu")
-OWN = ["config.json", "versions.json", "log.jsonl"]  # without checksums: people may mend these
+OWN = ["config.json", "versions.json", "log.jsonl"]  # without checksums: users may edit these
 
 
 class Run:
@@ -41,7 +41,7 @@ class Run:
         return self.folder.path
 
     def read(self, name):
-        """All that depends on this file, through everything that reads it."""
+        """Read everything that depends on this file."""
         run = RunFolder(self.path)
         if name == "log.jsonl":
             return run.log()
@@ -62,7 +62,7 @@ class Run:
 
 @pytest.fixture
 def runs(trained_runs, tmp_path):
-    """As one process saved them, and one of them as two would have."""
+    """Runs saved by one process, and one in shards of two."""
     copies = [(shutil.copytree(path, tmp_path / path.name), d) for path, d in trained_runs.items()]
     sharded = shutil.copytree(copies[0][0], tmp_path / "sharded")
     in_shards(RunFolder(sharded).choose("newest"), 2)
@@ -80,7 +80,6 @@ def changed(rng, name, data):
 
 
 def require_refusal(error, name, run):
-    # What a run was made with may be another thing than what is asked for now.
     names = [name.rpartition("/")[2] for name in run.before]
     require_named(error, run.path, [str(run.path)] if name in OWN else names)
 
@@ -94,7 +93,7 @@ def attempt_on(runs):
             if rng.random() < 0.1:
                 run.folder.touch(name)
                 replace_file(rng, run.path / name)
-                has_sums = name != "log.jsonl"  # which may be absent
+                has_sums = name != "log.jsonl"  # may be absent
             else:
                 run.folder.write(name, changed(rng, name, run.folder.originals[name]))
             after = run.read(name)
@@ -110,24 +109,22 @@ def attempt_on(runs):
     return attempt
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(0)  # as long as --fuzz-seconds says
-def test_a_changed_run_is_the_same_or_refused(runs, fuzz_seed, fuzz_seconds):
+@pytest.mark.timeout(0)  # --fuzz-seconds is the limit
+def test_fuzz_runs(runs, fuzz_seed, fuzz_seconds):
     outcomes = tried(attempt_on(runs), fuzz_seed, fuzz_seconds)
     assert outcomes["refused"] > 10 and outcomes["the same"] + outcomes["read"] > 0
 
 
-# --- What fuzzing found. ---
+# --- Bugs found by fuzzing ---
 
 
 @pytest.fixture
 def copy(trained_runs, tmp_path):
-    """A run of pieces."""
     return RunFolder(shutil.copytree(list(trained_runs)[1], tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_what_is_no_file_is_refused_at_once(copy, kind):
+def test_rejects_pipes_and_folders(copy, kind):
     read = {"config.json": copy.config, "versions.json": copy.versions, "log.jsonl": copy.log}
     for name, method in read.items():
         (copy.path / name).unlink()
@@ -137,7 +134,7 @@ def test_what_is_no_file_is_refused_at_once(copy, kind):
             method()
 
 
-def test_without_a_file_of_the_newest_checkpoint_the_one_before_is_used(copy):
+def test_falls_back_to_the_previous_checkpoint(copy):
     newest = copy.choose("newest")
     (newest.path / "state.json").unlink()
     put_in_place(newest.path / "state.json", "pipe")
@@ -149,7 +146,7 @@ def test_without_a_file_of_the_newest_checkpoint_the_one_before_is_used(copy):
         assert copy.choose("best").update == 2
 
 
-def test_weights_of_another_type_are_refused_by_name(copy):
+def test_rejects_weights_of_another_type(copy):
     folder = copy.choose("newest").path
     weights = load_file(folder / "weights.safetensors")
     name = "decoder.layers.0.ffn_in.bias"
@@ -159,8 +156,8 @@ def test_weights_of_another_type_are_refused_by_name(copy):
         load_run(copy.path)
 
 
-def test_a_vocabulary_of_another_run_is_refused(copy):
-    """Of the same size: nothing else tells that its words are not those of the weights."""
+def test_rejects_vocabulary_of_another_run(copy):
+    # Same size: only the hash shows that the words do not match the weights.
     path = copy.choose("newest").path / "vocabulary.txt"
     first, second, *others = path.read_text().splitlines()
     words = [line.rpartition(" ") for line in (first, second)]

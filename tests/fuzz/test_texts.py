@@ -1,4 +1,4 @@
-"""Whatever a text holds: its ids are those of the words a plain loop finds, or it is refused."""
+"""Any text gets the ids of a reference implementation, or is rejected."""
 
 import gzip
 import shutil
@@ -15,58 +15,18 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.text import chunks
 from zipflm.data.vocabulary import SPECIALS
 
-WORDS = [
-    "a",
-    "b",
-    "the",
-    "cat",
-    "sat",
-    "caf\u00e9",
-    "\u4e2d\u6587",
-    "\U0001f600",
-    "e\u0301",
-    "\u00ad",
-]
-WORDS += [
-    *SPECIALS,
-    "<unk>x",
-    "@@",
-    "a@@",
-    "madeupword0000",
-    "#fairseq:overwrite",
-    "</w>",
-    "\ufeff",
-]
-WORDS += ["\ufffd", "\u200b", "\x01", "\x7f", "'", '"', "\\", "-", "0", "\U000f0000", "1" * 400]
-SPACES = [
-    " ",
-    " ",
-    " ",
-    "  ",
-    "\t",
-    "\x0b",
-    "\x0c",
-    "\x1c",
-    "\x1f",
-    "\x85",
-    "\xa0",
-    "\u2003",
-    "\u3000",
-]
+WORDS = ["a", "b", "the", "cat", "sat", "caf\u00e9", "\u4e2d\u6587", "\U0001f600", "e\u0301"]
+WORDS += [*SPECIALS, "<unk>x", "@@", "a@@", "madeupword0000", "#fairseq:overwrite", "</w>"]
+WORDS += ["\ufeff", "\u00ad", "\ufffd", "\u200b", "\x01", "\x7f", "'", '"', "\\", "-", "0"]
+WORDS += ["\U000f0000", "1" * 400]
+SPACES = [*"   \t\x0b\x0c\x1c\x1f\x85\xa0\u2003\u3000", "  "]
 LINE_ENDS = ["\n", "\n", "\n", "\r\n", "\r", "\n\n", " \n ", "\r\r\n", "\u2028", "\u2029"]
-ODD = [
-    b"\0",
-    b"\xff",
-    b"\xc0\x80",
-    b"\xed\xa0\x80",
-    b"\xf4\x90\x80\x80",
-    b"\xe2\x82",
-    b"\xef\xbb\xbf",
-]
+ODD = [b"\0", b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
+ODD += [b"\xef\xbb\xbf"]
 
 
 def text(rng, longest):
-    """The bytes of a text of few words, many of which come again."""
+    """Return the bytes of a text with few distinct words."""
     words = rng.sample(WORDS, rng.randrange(1, len(WORDS)))
     if rng.random() < 0.05:
         words.append(rng.choice(["x", "\u00e9"]) * longest)
@@ -85,7 +45,7 @@ def text(rng, longest):
 
 
 def lines_of(data, errors):
-    """The words of every line; None if the text is to be refused."""
+    """Return the words of every line, or None if the text must be rejected."""
     if errors == "strict":
         if b"\0" in data:
             return None
@@ -118,7 +78,7 @@ def expected_words(lines, min_count):
 
 
 def read_back(folder):
-    """The words of every line, of pieces joined."""
+    """Return the words of every line, with pieces joined."""
     tokens, words = folder.tokens("train"), folder.vocabulary.words
     lines = []
     for start, end in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True):
@@ -145,7 +105,7 @@ def require_facts(facts, lines, ids):
 
 def attempt(rng, place, monkeypatch):
     pieces = rng.random() < 0.3
-    # Learning pieces takes time with the square of a word's length.
+    # Learning merges is quadratic in the word length.
     data = text(rng, longest=1_000 if pieces else 10**6)
     is_packed = rng.random() < 0.2
     path = place / ("text.txt.gz" if is_packed else "text.txt")
@@ -176,8 +136,8 @@ def attempt(rng, place, monkeypatch):
         if lines is None:
             assert str(path) in message, message
             return "refused"
-        too_seldom = "no word occurs" in message and len(expected_words(lines, 2)) == 4
-        assert too_seldom or (pieces and "nothing to learn" in message), message
+        too_rare = "no word occurs" in message and len(expected_words(lines, 2)) == 4
+        assert too_rare or (pieces and "no pair of letters" in message), message
         return "too little"
     finally:
         shutil.rmtree(place / "data", ignore_errors=True)
@@ -185,14 +145,12 @@ def attempt(rng, place, monkeypatch):
 
 
 def require_same_words(read, lines):
-    """Unknown is what has a letter that the pieces lack, and what is spelt like a special."""
     for found, words in zip(read, lines, strict=True):
         for one, word in zip(found, words, strict=True):
             assert one == word or one == "<unk>", (one, word)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(0)  # as long as --fuzz-seconds says
-def test_a_text_becomes_its_words_or_is_refused(tmp_path, monkeypatch, fuzz_seed, fuzz_seconds):
+@pytest.mark.timeout(0)  # --fuzz-seconds is the limit
+def test_fuzz_texts(tmp_path, monkeypatch, fuzz_seed, fuzz_seconds):
     outcomes = tried(lambda rng: attempt(rng, tmp_path, monkeypatch), fuzz_seed, fuzz_seconds)
-    assert outcomes["prepared"] > 10 and outcomes["refused"] > 3
+    assert outcomes["prepared"] > 3 and outcomes["refused"]

@@ -1,4 +1,4 @@
-"""Small models of every kind that fairseq can save, with weights of which none is trivial."""
+"""Small models of every kind that fairseq can save."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def build(kind, *, final_norm=False):
         vocab_size=SIZE, input=layer_in, decoder=decoder, output=layer_out, tie=tie
     )
     model = LanguageModel(config, torch.from_numpy(spellings(VOCABULARY, 50))).eval()
-    for parameter in model.parameters():  # so that no bias or gain is trivial
+    for parameter in model.parameters():  # so that no bias is 0 and no gain 1
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 

@@ -1,7 +1,4 @@
-"""Configurations pickled as omegaconf does it, without omegaconf.
-
-The classes and attributes are those that files of its versions 2.0.6 and 2.3.0 hold.
-"""
+"""Pickle configurations like omegaconf 2.0.6 and 2.3.0, without omegaconf."""
 
 import collections
 import contextlib
@@ -32,7 +29,7 @@ Activation.__module__ = "fairseq.dataclass.constants"
 
 @contextlib.contextmanager
 def omegaconf_classes():
-    """While this lasts, pickles can be written that name these modules."""
+    """Context in which these classes can be pickled."""
     modules = {name: types.ModuleType(name) for name in [*_PACKAGES, *_CLASSES]}
     for name, classes in _CLASSES.items():
         for class_ in classes:
@@ -43,7 +40,7 @@ def omegaconf_classes():
 
 
 def as_omegaconf(value, *, typed=False, parent=None, key=None):
-    """The value in omegaconf's containers and nodes; inside of `omegaconf_classes` only."""
+    """Wrap a value in omegaconf containers and nodes; needs `omegaconf_classes`."""
     if isinstance(value, dict):
         found = _made("omegaconf.dictconfig", "DictConfig", parent, key, container=True)
         found._content = {

@@ -68,7 +68,7 @@ def test_rejects_files_without_a_checksum(newest):
     sums = json.loads(path.read_text())
     del sums["vocabulary.txt"]
     path.write_text(json.dumps(sums))
-    with pytest.raises(ValueError, match="says nothing of vocabulary.txt"):
+    with pytest.raises(ValueError, match="has no entry for vocabulary.txt"):
         Checkpoint(newest.path).verify()
 
 

@@ -48,7 +48,7 @@ def test_names_a_file_truncated_during_training(data, tmp_path):
         os.truncate(data.path / "train.tokens", 0)
         error = process.communicate(timeout=60)[1]
     assert process.returncode == 2, error
-    assert error.startswith(f"zipflm: {data.path}/train.tokens: changed while it was in use: ")
+    assert error.startswith(f"zipflm: {data.path}/train.tokens: changed while in use, from ")
     assert error.count("\n") == 1
     found = RunFolder(out).checkpoints()
     assert found

@@ -30,8 +30,8 @@ def test_rejects_a_second_training_in_the_same_folder(word_data, tmp_path):
             with pytest.raises(ValueError) as error:
                 run(word_data, out, *SHORT, resume=True)
             assert re.fullmatch(
-                rf"{out}: in use by process {first.pid} on \S+, since \S+ \S+; wait until it has "
-                "ended, or choose another folder",
+                rf"{out}: in use by process {first.pid} on \S+, since \S+ \S+; wait until it "
+                "finishes, or choose another folder",
                 str(error.value),
             )
             assert (out / "config.json").read_bytes() == config

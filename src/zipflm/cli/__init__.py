@@ -24,7 +24,7 @@ from zipflm.cli import memory as memory
 from zipflm.cli import serve as serve
 from zipflm.cli import train as train
 from zipflm.cli.app import CLOSED_PIPE, app, print_error
-from zipflm.messages import in_words
+from zipflm.messages import describe_os_error
 
 _COMMAND_ORDER = (
     *("prepare", "train", "evaluate", "score", "generate", "rescore", "serve"),
@@ -57,7 +57,7 @@ def _run() -> None:
     try:
         app(prog_name="zipflm")
     except (OSError, ValueError) as error:
-        print_error(in_words(error) if isinstance(error, OSError) else str(error))
+        print_error(describe_os_error(error) if isinstance(error, OSError) else str(error))
         sys.exit(2)
 
 

@@ -126,7 +126,7 @@ def prepare(
     """Create a data folder from text, a named corpus, or sequences of integers."""
     from zipflm import api
     from zipflm.data.folder import FACTS_FILE
-    from zipflm.data.prepare import doubts, progress_bar, summary
+    from zipflm.data.prepare import data_warnings, progress_bar, summary
 
     with cleanup_on_sigterm(), progress_bar() as report:
         folder = api.prepare(
@@ -153,5 +153,5 @@ def prepare(
             report=report,
         )
     echo((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
-    for doubt in doubts(folder):
+    for doubt in data_warnings(folder):
         print_error(f"warning: {doubt}")

@@ -1,1 +1,1 @@
-"""From raw text to batches: vocabulary, token files, data folders, plans of batches."""
+"""From raw text to batches: splitting, vocabulary, token files, data folders, batches."""

@@ -1,9 +1,4 @@
-"""Batches as a pure function of corpus, settings, seed, rank and epoch.
-
-The order of an epoch is a permutation that is computed, not stored: multiplying by an odd number,
-adding and folding high bits onto low ones are invertible below the next power of two; results
-outside the range go through again (Kensler, Correlated Multi-Jittered Sampling, 2013).
-"""
+"""Batches as a pure function of corpus, settings, seed, rank and epoch."""
 
 from __future__ import annotations
 
@@ -28,13 +23,17 @@ Numbers = NDArray[np.uint64]
 
 _ROUNDS = 6
 _FEWEST_BITS = 3
-"""With fewer, there are orders of three or four numbers that hardly ever come."""
+"""With fewer, some orders of three or four numbers would hardly ever occur."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Permutation:
-    """A random order for every key: of the numbers below any size up to 2**53, for whose bits
-    float64 has room."""
+    """A random order of the numbers below any size up to 2**53, computed rather than stored.
+
+    Multiplying by an odd number, adding, and folding high bits onto low ones are invertible below a
+    power of two; results outside the range go through again (Kensler, Correlated Multi-Jittered
+    Sampling, 2013).
+    """
 
     def __init__(self, *key: int) -> None:
         random = np.random.default_rng(key)
@@ -45,23 +44,25 @@ class Permutation:
     def __call__(
         self, places: NDArray[np.int64], sizes: NDArray[np.int64] | int, labels: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The number at each place, below its own of `sizes`, in the order of its label.
+        """Return the number at each place, below its entry in `sizes`, in the order of its label.
 
-        Of fewer than 16 numbers some orders come a little more often than others.
+        With fewer than 16 numbers some orders are slightly more likely than others.
         """
         limits = np.broadcast_to(sizes, places.shape).astype(np.uint64)
-        bits = np.maximum(_bits(limits - 1), _FEWEST_BITS)
+        bits = np.maximum(_bit_lengths(limits - 1), _FEWEST_BITS)
         masks, folds = (np.uint64(1) << bits) - 1, (bits + 1) >> np.uint64(1)
         numbers, mixed = places.astype(np.uint64), _mixed(labels)
         outside = np.arange(len(places))
         while len(outside):
-            numbers[outside] = self._turned(
+            numbers[outside] = self._permute(
                 numbers[outside], mixed[outside], masks[outside], folds[outside]
             )
             outside = outside[numbers[outside] >= limits[outside]]
         return numbers.astype(np.int64)
 
-    def _turned(self, numbers: Numbers, labels: Numbers, masks: Numbers, folds: Numbers) -> Numbers:
+    def _permute(
+        self, numbers: Numbers, labels: Numbers, masks: Numbers, folds: Numbers
+    ) -> Numbers:
         for odd, added in zip(self._odd, self._added, strict=True):
             numbers = ((numbers ^ labels) * odd + added) & masks
             labels = labels >> np.uint64(7)
@@ -69,13 +70,12 @@ class Permutation:
         return numbers
 
 
-def _bits(numbers: Numbers) -> Numbers:
-    """How many each has."""
+def _bit_lengths(numbers: Numbers) -> Numbers:
     return np.frexp(numbers.astype(np.float64))[1].astype(np.uint64)
 
 
 def _mixed(labels: NDArray[np.int64]) -> Numbers:
-    """A number for each label, any bit of which may change with any bit of the label."""
+    """Hash labels so that every bit of the result depends on every bit of the label."""
     mixed = (labels.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     for _ in range(2):
         mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(_GOLDEN)
@@ -83,35 +83,33 @@ def _mixed(labels: NDArray[np.int64]) -> Numbers:
 
 
 _MOST_AT_ONCE, _ROWS_AT_ONCE = 64, 1 << 14
-"""Batches whose places are found together, and their rows: for one batch alone, a dozen rows, NumPy
-takes as long."""
+"""Maximum batches and rows to locate in one step; NumPy is slow on single batches."""
 
 _UNIQUE_SIZES = 16
-"""Sizes to which the number of unique tokens is rounded up: a compiled model has a version for
-each."""
+"""Number of sizes for unique tokens. A compiled model has a version for each size."""
 _UNIQUE_MARGIN = 1.125
-"""Room for a batch with more words, so that it rarely takes another size."""
+"""Extra room, so that a later batch rarely needs a larger size."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's tokens, each [B, T]; shorter rows are padded on the right with `<pad>`."""
+    """The tokens of one step, each [B, T]. Shorter rows are padded on the right with `<pad>`."""
 
     words: Tensor
-    """Inputs: the targets one step earlier; before the first token of a stream stands `</s>`."""
+    """Inputs: the targets shifted by one. The first input of a stream is `</s>`."""
     targets: Tensor
     scored: Tensor
     """False on padding and on context."""
     unique: UniqueTokens | None = None
-    """The inputs once more, each word once, for an input layer that spends much on a word."""
+    """The inputs with each word once, for input layers that are expensive per word."""
 
     @property
     def inputs(self) -> Tensor | UniqueTokens:
-        """The input of a model."""
+        """Input for the model."""
         return self.words if self.unique is None else self.unique
 
     def with_unique_tokens(self, least: int = 0) -> Batch:
-        """With `unique`, padded to at least `least` words; on the host."""
+        """Return a batch with `unique` filled in, padded to at least `least` words."""
         return replace(self, unique=unique_tokens(self.words, least))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
@@ -122,20 +120,17 @@ class Batch:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds."""
+        """All tensors of the batch."""
         return self.words, self.targets, self.scored, *(self.unique or ())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Every tensor changed."""
+        """Apply a function to all tensors."""
         unique = None if self.unique is None else UniqueTokens(*map(change, self.unique))
         return Batch(change(self.words), change(self.targets), change(self.scored), unique)
 
 
 def unique_tokens(words_BT: Tensor, least: int = 0) -> UniqueTokens:
-    """The different words of a text, padded to one of a few sizes, at least `least`.
-
-    Real text repeats itself: five of six words of a batch have been seen in it before.
-    """
+    """Return the distinct words of a text, padded to one of a few sizes, at least `least`."""
     ids, places_BT = torch.unique(words_BT, return_inverse=True)
     size = least
     if len(ids) > least:
@@ -145,26 +140,26 @@ def unique_tokens(words_BT: Tensor, least: int = 0) -> UniqueTokens:
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
-    """The batch whose rows lie in the stream `ids` where `windows` says."""
+    """Return the batch of the given windows of the stream `ids`."""
     reach = max(1, int((windows.end - windows.first).max()))
-    # One gather serves inputs and targets, which are one step apart.
+    # One gather for inputs and targets, which are one step apart.
     places = windows.first[:, None] + np.arange(-1, reach)
     inside = places < windows.end[:, None]
     gathered = ids[np.where(inside, np.maximum(places, 0), 0)].astype(np.int64)
     gathered[places < 0] = END
     gathered[~inside] = PAD
     words, targets = gathered[:, :-1].copy(), gathered[:, 1:].copy()
-    # The input before a row's end is its last: nothing beyond it belongs to the row.
+    # The gather above left the final token of each row as an input, with no target to predict.
     words[~inside[:, 1:]] = PAD
     scored = inside[:, 1:] & (places[:, 1:] >= windows.start[:, None])
     return Batch(torch.from_numpy(words), torch.from_numpy(targets), torch.from_numpy(scored))
 
 
 class Batches:
-    """The batches of one split for one rank; `epoch` yields them, `windows` says where they lie.
+    """The batches of one split for one rank.
 
-    Batch i of the plan goes to rank `i % world_size`. All ranks have equally many; where the plan
-    runs out, a rank gets a batch with nothing scored.
+    Batch i of an epoch goes to rank `i % world_size`. All ranks get the same number of batches; a
+    surplus batch at the end has no scored tokens.
     """
 
     def __init__(
@@ -180,18 +175,17 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`max_tokens` counts padding; a sentence longer than that makes a batch of its own. With
-        `shuffle` rows are sorted by length in random tie order and batches come in random order;
-        without, `none` and `complete` keep the stream's order, and `in_order` sentences do, too.
-        `stream` always does, and cuts the text into `streams` stretches, a multiple of the rows of
-        a batch: as many by default.
+        """`max_tokens` includes padding; a longer sentence is a batch of its own.
+
+        With `shuffle`, rows of similar length are batched together and batches come in random
+        order. Without it, `none` and `complete` keep the order of the stream, as does `sentence`
+        with `in_order`. `stream` always keeps it, and cuts the text into `streams` stretches, a
+        multiple of the rows per batch (the default).
         """
         if blocks.has_one_length and max_tokens < blocks.block:
-            raise ValueError(
-                f"max_tokens={max_tokens}: a block of {blocks.block} tokens does not fit"
-            )
+            raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")
         if len(tokens.ids) == 0:
-            raise ValueError("cannot cut batches from a split with no token")
+            raise ValueError("cannot make batches from an empty split")
         tokens.require_whole()
         self.tokens: Tokens = tokens
         self.blocks: Blocks = blocks
@@ -207,16 +201,16 @@ class Batches:
         self._at_once = max(1, min(_MOST_AT_ONCE, _ROWS_AT_ONCE // largest))
 
     def __len__(self) -> int:
-        """Batches of one epoch on this rank, the same on every rank."""
+        """Batches per epoch on each rank."""
         return -(-self.num_batches // self._world_size)
 
     @property
     def num_batches(self) -> int:
-        """Batches of one epoch on all ranks together."""
+        """Batches per epoch on all ranks together."""
         return len(self._groups)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's batches of an epoch, from the `start`-th on."""
+        """Yield this rank's batches of an epoch, beginning with batch `start`."""
         first, end = epoch * self.num_batches, (epoch + 1) * self.num_batches
         mine = range(first + start * self._world_size + self._rank, end, self._world_size)
         yield from self.numbered(mine)
@@ -224,7 +218,7 @@ class Batches:
             yield self.batch(epoch, len(self) - 1)
 
     def numbered(self, numbers: Iterable[int]) -> Iterator[Batch]:
-        """Batches by their numbers in the sequence of all epochs and ranks."""
+        """Yield batches by their numbers in the sequence of all epochs and ranks."""
         remaining = iter(numbers)
         while some := list(islice(remaining, self._at_once)):
             for epoch, group in groupby(some, lambda number: number // self.num_batches):
@@ -232,11 +226,11 @@ class Batches:
                     yield self._read(windows)
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of this rank."""
+        """Return batch `index` of this rank."""
         return self._read(self.windows(epoch, index))
 
     def windows(self, epoch: int, index: int) -> Windows:
-        """Where batch `index` of this rank lies in the stream."""
+        """Return the windows of batch `index` of this rank."""
         place = index * self._world_size + self._rank
         is_surplus = place >= self.num_batches
         windows = next(self._windows(epoch, [0 if is_surplus else place]))
@@ -247,7 +241,7 @@ class Batches:
         return batch_of(self._ids, windows)
 
     def _windows(self, epoch: int, places: list[int]) -> Iterator[Windows]:
-        """Those of some batches of an epoch, by their places in it."""
+        """Yield the windows of batches by their places in an epoch."""
         self.tokens.require_whole()
         random = Permutation(self._seed, epoch) if self._shuffle else None
         runs, turns = self._rows.runs, np.array(places, dtype=np.int64)
@@ -256,8 +250,7 @@ class Batches:
         first_rows, sizes = self._groups.rows(turns)
         ends = np.cumsum(sizes)
         at = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
-        if random is not None:
-            # Among rows of one length.
+        if random is not None:  # shuffle rows of the same length
             run = np.searchsorted(runs.ends, at, side="right")
             first = runs.starts[run]
             at = first + random(at - first, runs.ends[run] - first, run)

@@ -1,11 +1,8 @@
-"""Byte-pair codes: words become pieces that join back to the word.
+"""Byte-pair encoding (BPE): learn merges, split words into pieces, and join them again.
 
-Codes are learned with the `tokenizers` library on counted words and kept in subword-nmt's format,
-so that its codes can be imported too. A piece that is continued ends in `@@`; a piece that ends its
-word never does, so the boundaries of words are known from the pieces alone.
-
-A word of more than 1,000 characters is learned and split in stretches of that length: no piece
-crosses from one into the next. Otherwise learning would take time with the square of its length.
+Merges are learned with the `tokenizers` library and stored in the format of subword-nmt. Every
+piece but the last of a word ends in `@@`; the last never does. Words longer than 1,000 characters
+are split into stretches of that length first, because learning is quadratic in the word length.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from zipflm.data.vocabulary import CONTINUES, SPECIALS
 
 _HEADER = "#version: 0.2"
-# In the codes, though not in the pieces, the end of a word is marked rather than the middle.
 _WORD_END = "</w>"
+"""Marks the end of a word in merges. In pieces, `@@` marks the others instead."""
 _REPEATS = 10_000
 _LONGEST_STRETCH = 1_000
 
@@ -43,28 +40,28 @@ class Codes:
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], num_merges: int) -> Codes:
-        """Learn up to `num_merges` merges; fewer if no pair is left that occurs twice.
+        """Learn up to `num_merges` merges of pairs that occur at least twice.
 
-        Raises ValueError if not even one does.
+        Raises ValueError if there is no such pair.
         """
         words = {word: n for word, n in counts.items() if word not in SPECIALS}
         stand_ins = _stand_ins(words)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer = trainers.BpeTrainer(
-            # Its size counts the characters too, ours does not.
+            # Its vocabulary includes the characters.
             vocab_size=num_merges + len({c for word in words for c in word}) + len(stand_ins),
             min_frequency=2,
             show_progress=False,
         )
         marked = _marked(words, stand_ins)
-        _interruptibly(lambda: tokenizer.train_from_iterator(_repeated(marked), trainer))
+        _run_in_thread(lambda: tokenizer.train_from_iterator(_repeated(marked), trainer))
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
         endings = str.maketrans({mark: end + _WORD_END for end, mark in stand_ins.items()})
         if not merges:
             raise ValueError(
-                f"--bpe {num_merges}: no two letters stand together twice in the training text, so "
-                "there is nothing to learn; give more text"
+                f"--bpe {num_merges}: no pair of letters occurs twice in the training text; use "
+                "more text"
             )
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
         return cls(
@@ -74,14 +71,16 @@ class Codes:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Codes:
-        """Read subword-nmt codes of version 0.2; ValueError names a line that is not one."""
+        """Read subword-nmt codes, version 0.2. Raises ValueError naming an invalid line."""
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not UTF-8 at byte {error.start}; no BPE codes") from None
+            raise ValueError(
+                f"{path}: not UTF-8 at byte {error.start}; give a file of BPE codes"
+            ) from None
         if lines[0].strip() != _HEADER:
             raise ValueError(
-                f"{path}: first line is {lines[0][:40]!r}, not {_HEADER!r}; learn the codes with "
+                f"{path}: first line is {lines[0][:40]!r}, not {_HEADER!r}; learn codes with "
                 "subword-nmt 0.2 or later, or with --bpe"
             )
         merges: list[Merge] = []
@@ -92,12 +91,12 @@ class Codes:
             elif line.strip():
                 raise ValueError(f"{path}: line {number}: {line[:40]!r} is not two symbols")
         if not merges:
-            raise ValueError(f"{path}: holds no codes")
+            raise ValueError(f"{path}: contains no codes")
         return cls(merges)
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the merges in order: codes that split alike have the same hash."""
+        """SHA-256 of the merges in order."""
         text = "\n".join(f"{left} {right}" for left, right in self.merges)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -106,23 +105,22 @@ class Codes:
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
     def split(self, words: Iterable[str]) -> list[list[str]]:
-        """The pieces of every word; a special stays whole."""
+        """Return the pieces of each word. Special tokens are not split."""
         return [[word] if word in SPECIALS else self._pieces(word) for word in words]
 
     @cached_property
     def _alphabet(self) -> frozenset[str]:
-        """Characters of the merges. No other can be part of a longer piece."""
+        """The characters in the merges. Any other character is a piece by itself."""
         return frozenset("".join(map("".join, self.merges)))
 
     @cached_property
     def _other(self) -> str:
-        """A character that stands for any outside the alphabet."""
+        """A placeholder for characters outside the alphabet."""
         return next(
             mark for mark in map(chr, range(0xE000, 0x110000)) if mark not in self._alphabet
         )
 
-    # Building a model takes much longer than splitting a line with it, and the second one is needed
-    # for long words only.
+    # Cached, because building a model is slow. `_inner` is needed only for long words.
     @cached_property
     def _ending(self) -> models.BPE:
         return self._model(_WORD_END)
@@ -132,7 +130,6 @@ class Codes:
         return self._model("")
 
     def _model(self, end: str) -> models.BPE:
-        """The merges; `end` marks the last character of a stretch."""
         alphabet = [*sorted(self._alphabet), self._other]
         symbols = dict.fromkeys(alphabet)
         symbols |= dict.fromkeys(character + _WORD_END for character in alphabet)
@@ -157,7 +154,7 @@ class Codes:
 
 
 def join(pieces: Iterable[str]) -> str:
-    """The inverse of `Codes.split` for one word."""
+    """Join the pieces of one word; the inverse of `Codes.split`."""
     *inner, last = pieces
     return "".join(piece.removesuffix(CONTINUES) for piece in inner) + last
 
@@ -165,18 +162,17 @@ def join(pieces: Iterable[str]) -> str:
 def _last_parts(stretch: str, model: models.BPE) -> list[str]:
     parts = [token.value for token in model.tokenize(stretch)]
     parts[-1] = parts[-1].removesuffix(_WORD_END)
-    # Codes cannot be relied on for a word that itself spells the mark of a word's end.
+    # Fall back to characters for words that contain the end-of-word mark.
     return parts if "".join(parts) == stretch and all(parts) else list(stretch)
 
 
 def _stretches(word: str) -> list[str]:
-    """Parts of a word that are learned and split separately."""
     starts = range(0, len(word), _LONGEST_STRETCH)
     return [word[start : start + _LONGEST_STRETCH] for start in starts]
 
 
 def _marked(words: Mapping[str, int], stand_ins: Mapping[str, str]) -> dict[str, int]:
-    """Counts of all stretches, with the end of a word marked."""
+    """Count stretches, with the ends of words marked."""
     marked: dict[str, int] = {}
     for word, count in words.items():
         if len(word) > _LONGEST_STRETCH:
@@ -189,10 +185,9 @@ def _marked(words: Mapping[str, int], stand_ins: Mapping[str, str]) -> dict[str,
 
 
 def _stand_ins(words: Iterable[str]) -> dict[str, str]:
-    """For every character that ends a word, another one that stands for it there.
+    """Map each character that ends a word to an unused character that replaces it there.
 
-    The trainer has a suffix for this, but numbers characters with it in an order that changes from
-    run to run, and breaks ties by these numbers; plain characters it numbers by code point.
+    The trainer has an end-of-word suffix, but with it the order of ties changes from run to run.
     """
     taken = {character for word in words for character in word}
     free = (mark for mark in map(chr, range(0xF0000, 0x110000)) if mark not in taken)
@@ -200,17 +195,17 @@ def _stand_ins(words: Iterable[str]) -> dict[str, str]:
 
 
 def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
-    """Every word as often as it is counted, which is the only weighting the trainer knows."""
+    """Repeat each word by its count, because the trainer has no other weighting."""
     for word, count in counts.items():
         for start in range(0, count, _REPEATS):
             yield " ".join([word] * min(_REPEATS, count - start))
 
 
-def _interruptibly(work: Callable[[], _T]) -> _T:
-    """Do foreign work that may take minutes, and let signals end it.
+def _run_in_thread(work: Callable[[], _T]) -> _T:
+    """Run native code that takes minutes so that signals can still stop the process.
 
-    Python handles a signal in the main thread, between two instructions of its own. So this thread
-    only waits while another one works: a daemon, which does not keep the process alive.
+    Python handles signals in the main thread, between bytecode instructions. The main thread waits
+    here while a daemon thread, which does not keep the process alive, does the work.
     """
     result: Future[_T] = Future()
 

@@ -1,7 +1,6 @@
-"""Corpora by name: the embedded State of the Union addresses, and others that are downloaded.
+"""Named corpora: the bundled State of the Union addresses, and corpora to download.
 
-The package holds the addresses as text, one per line after a heading line; plain rules here split
-them into sentences and tokens and keep case. Origin and licence: the notice next to the data file.
+The notice next to the bundled data file states its origin and licence.
 """
 
 from __future__ import annotations
@@ -28,13 +27,9 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from zipflm.data.folder import SPLITS
-from zipflm.storage import TEMPORARY_REMEDY, file_hash, naming_full_disk, written_whole
+from zipflm.storage import TEMPORARY_REMEDY, atomic_write, file_hash, report_full_disk
 
 _FILE = "state_of_the_union.txt.xz"
-
-# Every tenth address is held out, in turn for validation and for the test, so that each split has
-# addresses from all times.
-_HELD_OUT_EVERY = 10
 
 _ABBREVIATIONS = (
     "Messrs Mr Mrs Ms Dr Prof Brig Maj Gen Gov Col Capt Lieut Sen Hon Rev St Jr Sr Nos No Art Sec "
@@ -51,30 +46,23 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# What the audience did, noted between the sentences.
+# Notes on the audience between sentences.
 _NOTE = re.compile(r"\[(?:laughter|applause)\.?\]|\((?:laughter|applause)\.?\)", re.IGNORECASE)
 _ENDS = frozenset(".?!")
-_GOES_ON = frozenset(",;:.?!-\u2014")
+_CONTINUES = frozenset(",;:.?!-\u2014")
 _CLOSES = frozenset("\"')]\u201d\u2019")
 
 
 def addresses() -> Iterator[str]:
-    """The texts of all addresses, oldest first; in the file a heading stands before each."""
+    """Yield the text of each address, oldest first, without its heading line."""
     with (files("zipflm.data") / _FILE).open("rb") as stored, lzma.LZMAFile(stored) as plain:
         lines = TextIOWrapper(plain, encoding="utf-8")
         for _, text in zip(lines, lines, strict=True):
             yield html.unescape(text)
 
 
-def split_of(number: int) -> str:
-    """Which split the address of this number, counted from 0, belongs to."""
-    if number % _HELD_OUT_EVERY != _HELD_OUT_EVERY - 1:
-        return "train"
-    return "valid" if number // _HELD_OUT_EVERY % 2 == 0 else "test"
-
-
 def sentences(text: str) -> Iterator[str]:
-    """Tokens joined by spaces, one sentence at a time, without notes on the audience.
+    """Yield sentences as tokens joined by spaces, without notes on the audience.
 
     >>> list(sentences('Mr. Speaker: "It is so." We agree, in the U.S. and elsewhere.'))
     ['Mr. Speaker : " It is so . "', 'We agree , in the U.S. and elsewhere .']
@@ -83,29 +71,30 @@ def sentences(text: str) -> Iterator[str]:
     tokens = _TOKEN.findall(_NOTE.sub(" ", text))
     for token, following in zip_longest(tokens, tokens[1:], fillvalue=""):
         sentence.append(token)
-        if following not in _CLOSES and _is_over(sentence, following):
+        if following not in _CLOSES and _ends_sentence(sentence, following):
             yield " ".join(sentence)
             sentence = []
     if sentence:
         yield " ".join(sentence)
 
 
-def _is_over(sentence: list[str], following: str) -> bool:
-    """A period, perhaps followed by quotes, unless lower case or a comma follows."""
+def _ends_sentence(sentence: list[str], following: str) -> bool:
+    """A period, optionally followed by quotes, unless lower case or a comma follows."""
     closed = len(sentence)
     while closed > 1 and sentence[closed - 1] in _CLOSES:
         closed -= 1
-    goes_on = following[:1].islower() or following in _GOES_ON
-    return sentence[closed - 1] in _ENDS and not goes_on
+    continues = following[:1].islower() or following in _CONTINUES
+    return sentence[closed - 1] in _ENDS and not continues
 
 
 Report = Callable[[str, int, int | None], None]
+"""Called with the current task, the bytes just processed, and the total bytes if known."""
 Splits = dict[str, list[Path]]
 
 EMBEDDED = "state-of-the-union"
 _TIMEOUT_SECONDS = 30
 _READ_BYTES = 1 << 18
-# Some hosts turn away what calls itself Python.
+# Some hosts reject Python's default user agent.
 _AGENT = "Mozilla/5.0 (compatible; zipflm)"
 
 
@@ -116,11 +105,11 @@ class Corpus:
     archive: str
     mirrors: Sequence[str]
     sha256: str
-    """Hash of the archive, as several independent public recipes state it."""
+    """Hash of the archive, taken from several independent public recipes."""
     members: Mapping[str, str]
-    """The files of every split inside the archive, as patterns."""
+    """Glob pattern of the files of each split in the archive."""
     tokens: Mapping[str, int]
-    """Published sizes of splits, one `</s>` a line included."""
+    """Published size of each split, including one `</s>` per line."""
 
 
 _METAMIND = "https://s3.amazonaws.com/research.metamind.io/wikitext"
@@ -134,11 +123,7 @@ def _wikitext(number: int, sha256: str, train_tokens: int) -> Corpus:
     archive = f"{name}-v1.zip"
     return Corpus(
         archive=archive,
-        mirrors=(
-            f"{_SMERITY}/{archive}",
-            f"{_METAMIND}/{archive}",
-            f"{_MXNET}/{name}/{archive}",
-        ),
+        mirrors=(f"{_SMERITY}/{archive}", f"{_METAMIND}/{archive}", f"{_MXNET}/{name}/{archive}"),
         sha256=sha256,
         members={split: f"{name}/wiki.{split}.tokens" for split in SPLITS},
         tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
@@ -159,13 +144,13 @@ CORPORA: dict[str, Corpus] = {
             f"http://www.statmt.org/lm-benchmark/{_BENCHMARK}.tar.gz",
         ),
         sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
-        # The benchmark's figures are for the first held-out shard; the second is for validation.
+        # Published results use the first held-out shard; the second is for validation.
         members={
             "train": f"{_BENCHMARK}/training-monolingual.tokenized.shuffled/news.en-*-of-00100",
             "valid": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00001-of-00050",
             "test": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00000-of-00050",
         },
-        # 768,648,884 words in 30,301,028 lines; the second shard's size is published nowhere.
+        # 768,648,884 words in 30,301,028 lines; the size of the second shard is not published.
         tokens={"train": 798_949_912, "test": 159_658},
     ),
 }
@@ -177,15 +162,15 @@ NAMES = (EMBEDDED, *CORPORA)
 def corpus_texts(
     name: str, cache: Path, report: Report = lambda what, done, total: None
 ) -> Iterator[tuple[Splits, Mapping[str, int]]]:
-    """The text files of a corpus, for as long as the context lasts, and the tokens they must have.
+    """Yield the text files of each split, valid inside the context, and their expected tokens.
 
-    Raises ValueError for an unknown name or a damaged archive, OSError if it cannot be downloaded.
+    Raises ValueError for an unknown name or a damaged archive, OSError if the download fails.
     """
     if name not in NAMES:
         raise ValueError(f"--corpus {name}: choose from {', '.join(NAMES)}")
     if name == EMBEDDED:
         with TemporaryDirectory(prefix="zipflm-") as folder:
-            with naming_full_disk(Path(folder), TEMPORARY_REMEDY):
+            with report_full_disk(Path(folder), TEMPORARY_REMEDY):
                 splits = _write_addresses(Path(folder))
             yield splits, {}
         return
@@ -197,7 +182,7 @@ def corpus_texts(
         lambda done, total: report(f"downloading {name}", done, total),
     )
     with TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
-        with naming_full_disk(cache, "free some space or choose another --cache"):
+        with report_full_disk(cache, "free some space or choose another --cache"):
             splits = _unpack(archive, corpus, Path(folder))
         yield splits, corpus.tokens
 
@@ -208,20 +193,20 @@ def fetch(
     sha256: str,
     progress: Callable[[int, int | None], None] = lambda done, total: None,
 ) -> Path:
-    """The file at `path`, from the first mirror that has it unless it is there already.
+    """Return `path`, downloading it from the first mirror that works if it does not exist.
 
-    `progress` gets the bytes just received and the file's size. Raises OSError, saying what to
-    fetch by hand and where to put it, if no mirror delivers.
+    `progress` receives the bytes just received and the file size. Raises OSError if no mirror
+    works.
     """
     if path.exists():
-        _require_hash(path, sha256, "remove it and fetch it again")
+        _require_hash(path, sha256, "remove it and download it again")
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    faults = []
+    failures = []
     for url in mirrors:
         request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
         try:
-            with written_whole(path) as part:
+            with atomic_write(path) as part:
                 with (
                     urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response,
                     open(part, "wb") as file,
@@ -230,7 +215,7 @@ def fetch(
                     while data := response.read(_READ_BYTES):
                         file.write(data)
                         progress(len(data), int(length) if length else None)
-                _require_hash(part, sha256, "another file, or cut short")
+                _require_hash(part, sha256, "not the expected file, or truncated")
             return path
         except (
             urllib.error.URLError,
@@ -239,9 +224,9 @@ def fetch(
             ConnectionError,
             ValueError,
         ) as error:
-            faults.append(f"{url} ({error})")
+            failures.append(f"{url} ({error})")
     raise OSError(
-        f"could not download {path.name}: {'; '.join(faults)}. Fetch it by hand, put it at "
+        f"could not download {path.name}: {'; '.join(failures)}. Download it manually to "
         f"{path.absolute()} and run the command again"
     )
 
@@ -249,21 +234,23 @@ def fetch(
 def _require_hash(path: Path, sha256: str, remedy: str) -> None:
     digest = file_hash(path)
     if digest != sha256:
-        raise ValueError(f"{path}: its SHA-256 is {digest}, expected {sha256}; {remedy}")
+        raise ValueError(f"{path}: SHA-256 is {digest}, expected {sha256}; {remedy}")
 
 
 def _write_addresses(folder: Path) -> Splits:
     paths = {split: folder / f"{split}.txt" for split in SPLITS}
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     for number, address in enumerate(addresses()):
-        texts[split_of(number)] += sentences(address)
+        # Hold out every tenth address, so that each split covers the whole period.
+        held_out = "test" if number // 10 % 2 else "valid"
+        texts[held_out if number % 10 == 9 else "train"] += sentences(address)
     for split, path in paths.items():
         path.write_text("\n".join(texts[split]) + "\n", encoding="utf-8")
     return {split: [path] for split, path in paths.items()}
 
 
 def _unpack(archive: Path, corpus: Corpus, folder: Path) -> Splits:
-    """Copy the members that are wanted, and only those, under names of our own making."""
+    """Copy only the needed members, under names that the archive cannot choose."""
     splits: Splits = {split: [] for split in corpus.members}
     try:
         for name, file in _members(archive):
@@ -274,10 +261,10 @@ def _unpack(archive: Path, corpus: Corpus, folder: Path) -> Splits:
                         shutil.copyfileobj(file, copy, 1 << 20)
                     splits[split].append(path)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive}: damaged: {error}; remove it and fetch it again") from None
+        raise ValueError(f"{archive}: damaged: {error}; remove it and download it again") from None
     for split, paths in splits.items():
         if not paths:
-            raise ValueError(f"{archive}: no file {corpus.members[split]} in it")
+            raise ValueError(f"{archive}: contains no file {corpus.members[split]}")
         paths.sort()
     return splits
 

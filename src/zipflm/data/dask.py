@@ -1,12 +1,9 @@
-"""Scanning chunks on a Dask cluster, for texts that are too much for one machine.
+"""Scan chunks on a Dask cluster, for texts that are too large for one machine.
 
-The workers do what local processes do (`scan.in_processes`): a task is a pure function of a chunk,
-and numbers of its words come back, some 3 bytes a token. Two chunks per worker thread are under
-way, and the rest wait in their files, so that neither scheduler nor client fills up. If a worker is
-lost, its chunks run elsewhere.
-
-A scheduler is trusted with the texts, and anyone who may talk to one may run code on its workers:
-use TLS addresses outside a network of your own.
+Workers do the same as local processes (`scan.in_processes`). Two chunks per worker thread are
+pending at a time, so scheduler and client use little memory. If a worker is lost, its chunks run
+elsewhere. Anyone who can reach a scheduler can run code on its workers: use TLS addresses outside a
+private network.
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ from zipflm.data.scan import ScannedChunk, Task
 from zipflm.data.text import Chunk, is_url
 
 LOCAL = "local"
-"""Instead of an address: a cluster of processes on this machine, for as long as it takes."""
+"""Instead of an address: a temporary cluster of processes on this machine."""
 CHUNK_BYTES = 1 << 24
-"""Text per task: enough that a task's millisecond in the scheduler does not matter."""
+"""Text per task, large enough to hide the scheduler's overhead of about 1 ms."""
 _CONNECT_SECONDS = 10
 _WAIT_FOR_WORKERS_SECONDS = 60
 _POLL_SECONDS = 5
-_LEAVE_CTRL_C_TO_THE_PARENT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-"""Preloaded by local workers, which a terminal interrupts as well."""
+_IGNORE_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+"""Preloaded by local workers, because Ctrl-C reaches them as well."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,14 @@ class Cluster:
     """As the user wrote it."""
 
     def in_order(self, task: Task, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, ScannedChunk]]:
-        """Every chunk with its result, as `scan.InOrder`."""
+        """Yield every chunk with its result, as a `scan.InOrder`."""
         self._require_workers()
         ahead = 2 * sum(self.client.nthreads().values())
         waiting: deque[tuple[Chunk, Any]] = deque()
         for chunk in chunks:
-            future = self.client.submit(on_worker, _reachable(chunk), task, _edition(), pure=False)
+            if chunk.data is None and not is_url(chunk.source):
+                chunk = replace(chunk, source=os.path.abspath(chunk.source))
+            future = self.client.submit(on_worker, chunk, task, _version(), pure=False)
             waiting.append((chunk, future))
             if len(waiting) > ahead:
                 yield self._next(waiting)
@@ -64,18 +63,18 @@ class Cluster:
         while not future.done():
             try:
                 future.result(timeout=_POLL_SECONDS)
-            except Exception:  # raised below, if it is the task's
+            except Exception:  # an error of the task is raised below
                 self._require_workers()
         try:
             return chunk, future.result()
         except (Exception, asyncio.CancelledError) as error:
             is_of_dask = type(error).__module__.startswith(("distributed.", "tornado."))
             if isinstance(error, ValueError | OSError) and not is_of_dask:
-                raise  # of the text, as in a process of our own
+                raise  # an error in the text
             raise ChildProcessError(
-                f"--scheduler {self.address}: {chunk.source} at byte {chunk.start} could not be "
-                f"prepared by any worker: {_first_line(error)}; is the scheduler still there, and "
-                "do all workers have this version of zipflm and enough memory?"
+                f"--scheduler {self.address}: no worker could process {chunk.source} at byte "
+                f"{chunk.start}: {_first_line(error)}; check that the scheduler is running and "
+                "that all workers have this version of zipflm and enough memory"
             ) from error
 
     def _require_workers(self) -> None:
@@ -83,40 +82,32 @@ class Cluster:
             self.client.wait_for_workers(1, timeout=_WAIT_FOR_WORKERS_SECONDS)
         except TimeoutError:
             raise ConnectionError(
-                f"--scheduler {self.address}: has no workers after {_WAIT_FOR_WORKERS_SECONDS} "
-                "seconds; start some (dask worker)"
+                f"--scheduler {self.address}: no workers after {_WAIT_FOR_WORKERS_SECONDS} "
+                "seconds; start some with dask worker"
             ) from None
 
 
-def on_worker(chunk: Chunk, task: Task, edition: str) -> ScannedChunk:
-    """Run a task on a worker; `edition` is the `_edition` of the client."""
-    if edition != _edition():
+def on_worker(chunk: Chunk, task: Task, version: str) -> ScannedChunk:
+    """Run a task on a worker. `version` is the `_version` of the client."""
+    if version != _version():
         raise ValueError(
-            f"the worker on {socket.gethostname()} has {_edition()}, this machine {edition}, and "
-            "might find other words; install the same everywhere, and start the workers again"
+            f"the worker on {socket.gethostname()} has {_version()}, but this machine has "
+            f"{version}; install the same version everywhere and restart the workers"
         )
     try:
         chunk = replace(chunk, data=chunk.read())
     except OSError as error:
         raise OSError(
-            f"{chunk.source}: the worker on {socket.gethostname()} cannot read it "
-            f"({error.strerror or error}); put texts where every worker sees them under the same "
-            "name, or give URLs (s3://...)"
+            f"{chunk.source}: not readable by the worker on {socket.gethostname()} "
+            f"({error.strerror or error}); put texts at the same path on every worker, or use "
+            "URLs (s3://...)"
         ) from None
     return task(chunk)
 
 
-def _edition() -> str:
-    """Equal for two processes that find the same words in a text: what a letter or white space is
-    depends on Python's edition of Unicode."""
+def _version() -> str:
+    """Include Unicode: it defines letters and white space, and differs between Pythons."""
     return f"zipflm {__version__} with Unicode {unicodedata.unidata_version}"
-
-
-def _reachable(chunk: Chunk) -> Chunk:
-    """A chunk that a worker in another folder finds."""
-    if chunk.data is not None or is_url(chunk.source):
-        return chunk
-    return replace(chunk, source=os.path.abspath(chunk.source))
 
 
 def _first_line(error: BaseException) -> str:
@@ -126,19 +117,18 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def connected(address: str, processes: int) -> Iterator[Cluster]:
-    """A cluster by its scheduler's address; `local` starts one of this many processes here.
+    """Connect to a scheduler by address; `local` starts a cluster of `processes` here.
 
-    Raises ValueError if Dask is not installed, ConnectionError, naming the address, if no scheduler
-    answers there.
+    Raises ValueError if Dask is not installed, ConnectionError if no scheduler answers.
     """
     try:
         import dask
         import distributed
     except ImportError as error:
         raise ValueError(
-            f"--engine dask: needs {error.name}: pip install dask distributed"
+            f"--engine dask: needs {error.name}; pip install dask distributed"
         ) from None
-    # Their log is not for users of this command: errors are raised.
+    # Silence their logs: errors are raised.
     quiet = {"distributed.admin.large-graph-warning-threshold": "1TB"}
     with dask.config.set(quiet), _silent("distributed", "tornado"):
         if address != LOCAL:
@@ -148,12 +138,12 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
         with (
             distributed.LocalCluster(
                 n_workers=processes,
-                threads_per_worker=1,  # splitting text holds Python's lock
+                threads_per_worker=1,  # splitting text holds the GIL
                 processes=True,
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
                 silence_logs=logging.CRITICAL,
-                preload=[_LEAVE_CTRL_C_TO_THE_PARENT],
+                preload=[_IGNORE_SIGINT],
             ) as local,
             distributed.Client(local, set_as_default=False) as client,
         ):
@@ -162,30 +152,30 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
 
 def _client(distributed: Any, address: str) -> Any:
     try:
-        with ThreadPoolExecutor(1) as thread:  # where no event loop is running
-            thread.submit(asyncio.run, _greet(distributed, address)).result()
+        with ThreadPoolExecutor(1) as thread:  # this thread may have a running event loop
+            thread.submit(asyncio.run, _require_dask(distributed, address)).result()
         return distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except Exception as error:
         raise ConnectionError(
-            f"--scheduler {address}: no Dask scheduler answers there ({_first_line(error)}); "
-            "start one (dask scheduler) and give the address it prints, or give local"
+            f"--scheduler {address}: no Dask scheduler answers ({_first_line(error)}); start one "
+            "with dask scheduler and use the address it prints, or use local"
         ) from None
 
 
-async def _greet(distributed: Any, address: str) -> None:
+async def _require_dask(distributed: Any, address: str) -> None:
     """Raise an error unless a Dask process answers.
 
-    A client waits forever for a server of another kind, such as the scheduler's own dashboard.
+    A client would wait forever for another kind of server, such as the scheduler's dashboard.
     """
-    how = distributed.Security().get_connection_args("client")
-    greeting = distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **how)
-    comm = await asyncio.wait_for(greeting, _CONNECT_SECONDS + 1)
+    options = distributed.Security().get_connection_args("client")
+    connecting = distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **options)
+    comm = await asyncio.wait_for(connecting, _CONNECT_SECONDS + 1)
     await comm.close()
 
 
 @contextmanager
 def _silent(*names: str) -> Iterator[None]:
-    # Each part of these libraries has a level of its own.
+    # Every logger of these libraries sets its own level.
     known = (name for name in logging.root.manager.loggerDict if name.split(".")[0] in names)
     before = {logger: logger.level for logger in map(logging.getLogger, [*known])}
     for logger in before:

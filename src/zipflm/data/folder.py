@@ -1,4 +1,4 @@
-"""A data folder: `data.json` as typed records, the vocabulary, and one token file per split."""
+"""Data folders: `data.json` as typed records, the vocabulary, and one token file per split."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class VocabularyFacts:
     """The vocabulary of the folder."""
 
     size: int
-    """Ids, specials and fillers included."""
+    """Number of ids, including special tokens and fillers."""
     words: int
-    """Entries without specials and fillers."""
+    """Number of entries without special tokens and fillers."""
     hash: str
     """SHA-256 of the words in order."""
 
@@ -46,32 +46,30 @@ class SplitFacts:
 
     file: str
     tokens: int
-    """Ids in all, `</s>` included."""
+    """Number of ids, including `</s>`."""
     words: int
-    """Words of the text and line ends, each of which is one `</s>`."""
+    """Number of words plus line ends (one `</s>` each)."""
     sentences: int
     unknown: int
     """Tokens that are `<unk>`."""
     out_of_vocabulary: int
-    """Words that became `<unk>` although the text spells them otherwise."""
+    """Words that became `<unk>`, not counting those that are `<unk>` in the text."""
     bytes: int
-    """Size of the text with one space between two words and one line end per line. Where a
-    rule splits further than white space does, or lowercases, of the words that it makes."""
+    """Size of the normalised text: words joined by single spaces, one newline per line."""
     continued: int
-    """Words that end in `@@`, because the text was split into pieces before."""
+    """Words that end in `@@`, because the text was already split into pieces."""
     types: int
-    """Different words, `</s>` included."""
+    """Number of distinct words, including `</s>`."""
     sha256: str
     """Hash of the token file."""
     words_sha256: str
-    """Hash of words and line ends in order, whatever their ids: two folders hold the same
-    text where this is equal."""
+    """Hash of words and line ends in order, regardless of ids: equal for the same text."""
     sources: tuple[str, ...]
-    """Names of the files the text came from."""
+    """Names of the text files."""
 
     def __post_init__(self) -> None:
         is_plain = Path(self.file).name == self.file and self.file not in ("", "..")
-        require(is_plain, "file", self.file, "names no file of the folder")
+        require(is_plain, "file", self.file, "must be the name of a file in the folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +102,7 @@ class DataFacts:
     format: int
     unit: Unit
     splitting: Splitting
-    """How raw text became words."""
+    """Rule that split raw text into words."""
     vocabulary: VocabularyFacts
     splits: Mapping[str, SplitFacts]
     options: OptionFacts
@@ -121,27 +119,29 @@ class DataFacts:
             (self.unit == "bpe") == (self.bpe is not None),
             "unit",
             self.unit,
-            "a folder of sub-words, and no other, has bpe codes",
+            "a folder has BPE codes if and only if its unit is bpe",
         )
 
 
 def read_facts(folder: Path) -> DataFacts:
-    """The facts of a folder; ValueError, naming file and field, if it has none that can be read."""
+    """Read `data.json`. Raises ValueError, naming file and field, if it is missing or invalid."""
     path = folder / FACTS_FILE
     if not path.is_file():
-        raise ValueError(f"{folder}: no data folder (no {FACTS_FILE}); make one: zipflm prepare")
+        raise ValueError(
+            f"{folder}: not a data folder (no {FACTS_FILE}); make one with zipflm prepare"
+        )
     try:
         values = load_object(path.read_bytes())
         if values.get("format") != FORMAT:
             found = quoted(values.get("format"))
-            raise ValueError(f"format {found}, this release reads {FORMAT}")
+            raise ValueError(f"format {found}, but this release reads {FORMAT}")
         return from_dict(DataFacts, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None
 
 
 class DataFolder:
-    """A finished data folder; `open` checks it, the splits are mapped on first use."""
+    """A data folder. `open` checks it; token files are mapped when needed."""
 
     def __init__(self, path: Path, facts: DataFacts, vocabulary: Vocabulary) -> None:
         self.path: Path = path
@@ -150,27 +150,21 @@ class DataFolder:
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> DataFolder:
-        """Open a folder that `zipflm prepare` made; ValueError or OSError if it is not whole."""
+        """Open a folder from `zipflm prepare`. Raises ValueError or OSError if it is damaged."""
         path = Path(path)
         clear_abandoned(path)
         facts = read_facts(path)
         _require_sealed(path, facts)
-        vocabulary = Vocabulary.load(path / VOCABULARY_FILE)
-        if vocabulary.hash != facts.vocabulary.hash:
-            raise ValueError(
-                f"{path / VOCABULARY_FILE}: its hash is {vocabulary.hash}, but data.json says "
-                f"{facts.vocabulary.hash}; prepare the data again"
-            )
-        return cls(path, facts, vocabulary)
+        return cls(path, facts, Vocabulary.load(path / VOCABULARY_FILE))
 
     @property
     def unit(self) -> Unit:
-        """What one id stands for."""
+        """Whether ids are words or BPE pieces."""
         return self.facts.unit
 
     @property
     def splitting(self) -> Splitting:
-        """How raw text became words."""
+        """Rule that split raw text into words."""
         return self.facts.splitting
 
     @property
@@ -178,60 +172,50 @@ class DataFolder:
         return tuple(self.facts.splits)
 
     def tokens(self, split: str) -> TokenFile:
-        """The tokens of a split, checked against this folder's vocabulary."""
+        """Return the tokens of a split, checked against the vocabulary of the folder."""
         facts = self.split(split)
         tokens = TokenFile(self.path / facts.file)
         if tokens.vocabulary_hash != self.vocabulary.hash:
             raise ValueError(
-                f"{tokens.path}: made with vocabulary {tokens.vocabulary_hash}, but this one is "
-                f"{self.vocabulary.hash}; prepare the text again with this vocabulary"
+                f"{tokens.path}: made with vocabulary {tokens.vocabulary_hash}, but the folder has "
+                f"{self.vocabulary.hash}; prepare the data again"
             )
         if len(tokens) != facts.tokens:
             raise ValueError(
-                f"{tokens.path}: has {len(tokens)} tokens, but {FACTS_FILE} says {facts.tokens}; "
+                f"{tokens.path}: {len(tokens)} tokens, but {FACTS_FILE} has {facts.tokens}; "
                 "prepare the data again"
             )
         return tokens
 
     @cached_property
     def ends_word(self) -> NDArray[np.bool_]:
-        """Per id, False for a piece of a word that the next piece continues."""
+        """Per id: whether it is a word or the last piece of one."""
         if self.unit == "word":
             return np.ones(len(self.vocabulary), dtype=np.bool_)
         return self.vocabulary.ends_word
 
     @cached_property
     def codes(self) -> Codes | None:
-        """The byte-pair codes with which words were split, if they were."""
-        if self.unit == "word":
-            return None
-        codes = Codes.load(self.path / CODES_FILE)
-        said = self.facts.bpe
-        assert said is not None  # of sub-words, as the facts themselves check
-        if codes.hash != said.hash:
-            raise ValueError(
-                f"{self.path / CODES_FILE}: its hash is {codes.hash}, but data.json says "
-                f"{said.hash}; prepare the data again"
-            )
-        return codes
+        """The BPE codes, or None for a folder of words."""
+        return None if self.facts.bpe is None else Codes.load(self.path / CODES_FILE)
 
     def split(self, split: str) -> SplitFacts:
-        """The facts of a split; ValueError if the folder does not have it."""
+        """Return the facts of a split. Raises ValueError if the folder does not have it."""
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
         if split not in self.facts.splits:
             remedy = "a training text" if split == "train" else f"--{split}"
             raise ValueError(
-                f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}; prepare it "
+                f"{self.path}: no {split} split, only {', '.join(self.splits)}; prepare the data "
                 f"again with {remedy}"
             )
         return self.facts.splits[split]
 
     def verify(self, *splits: str) -> None:
-        """Compare the token files of splits, all unless named, with their checksums.
+        """Compare the token files of splits (default: all) with their checksums.
 
-        One that did not change since it was last compared is not read again. Raises ValueError,
-        naming the file, if one differs.
+        A file that has not changed since the last comparison is not read again. Raises ValueError
+        if one differs.
         """
         verified = Verified(self.path)
         for split in splits or self.splits:
@@ -243,11 +227,10 @@ class DataFolder:
 
 
 def _require_sealed(path: Path, facts: DataFacts) -> None:
-    """ValueError unless the files are those of `checksums.json`; token files, which are long, are
-    read when a split is used (`verify`)."""
+    """Check the small files against `checksums.json`. Token files are checked by `verify`."""
     if not os.path.lexists(path / CHECKSUMS):
         raise ValueError(
-            f"{path}: has no {CHECKSUMS}: it is not whole, or was made by an earlier version of "
+            f"{path}: has no {CHECKSUMS}, so it is incomplete or from an earlier version of "
             "zipflm; prepare the data again"
         )
     small = (FACTS_FILE, VOCABULARY_FILE, *((CODES_FILE,) if facts.bpe else ()))
@@ -255,7 +238,6 @@ def _require_sealed(path: Path, facts: DataFacts) -> None:
         sums = read_checksums(path, small)
         for name in small:
             require_unchanged(path, name, sums)
-        # From here on the facts can be trusted.
         for split in facts.splits.values():
             if sums.get(split.file) != split.sha256:
                 raise ValueError(

@@ -1,13 +1,10 @@
-"""Sequences of integers instead of text: a catalogue, tokens of code, any symbols with a number.
+"""Read sequences of integer ids (items of a catalogue, tokens of code) instead of text.
 
-What comes out is a scan, as of a text whose words are the numbers and whose lines are the
-sequences, so that the vocabulary, encoding and everything after them are the same for both.
+The result is a scan in which numbers are words and sequences are lines. A file is one of:
 
-A file is one of:
-
-- text, a sequence a line, ids separated by white space, compressed or not;
+- text with one sequence per line, ids separated by white space, optionally compressed;
 - `.npy` with one dimension: one long sequence;
-- `.npy` with two: a sequence a row, in which negative numbers are padding and are left out;
+- `.npy` with two dimensions: one sequence per row; negative numbers are padding;
 - `.npz` with `ids` and `offsets`: sequence i is `ids[offsets[i]:offsets[i + 1]]`.
 """
 
@@ -29,36 +26,36 @@ from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
 
 Sequences = tuple[NDArray[Any], NDArray[np.int64]]
-"""Ids, and the position after each of their sequences."""
+"""Ids, and the position after each sequence."""
 
 ARRAYS = (".npy", ".npz")
 _CHUNK_IDS = 1 << 22
 
-# A table of all numbers up to the largest id beats sorting, unless it were far longer than the ids.
+# A table over all ids is faster than sorting, unless it is much longer than the data.
 _LONGEST_TABLE = 1 << 26
 
-# What NumPy, zip files and their compression raise for a file that is something else or damaged.
+# Raised by NumPy, zipfile and zlib for damaged files and files of other formats.
 _UNREADABLE: tuple[type[Exception], ...] = (ValueError, TypeError, EOFError, OverflowError)
 _UNREADABLE += (MemoryError, RuntimeError, NotImplementedError, BadZipFile, TokenError, zlib.error)
 
-_WHOLE = "ids are whole numbers from 0 on"
+_WHOLE = "ids must be non-negative integers"
 
 
 def are_arrays(sources: Sequence[str]) -> bool:
-    """Whether the ids are arrays, not text; ValueError where some are."""
+    """Return whether the files are arrays rather than text. Raises ValueError for a mixture."""
     arrays = [source.endswith(ARRAYS) for source in sources]
     if any(arrays) and not all(arrays):
         raise ValueError(
             f"{sources[arrays.index(False)]} and {sources[arrays.index(True)]}: text and "
-            "arrays in one split; give files of one kind"
+            "arrays in one split; use one kind of file"
         )
     return all(arrays)
 
 
 def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
-    """A function that names the ids of these files: `names[i]`, or the id itself.
+    """Return a function that replaces ids by `names[id]`, or keeps them if `names` is None.
 
-    Raises ValueError, naming file and line, for a word that is not an id.
+    It raises ValueError, naming file and line, for a word that is not an id.
     """
     checks = not are_arrays(sources)
 
@@ -71,9 +68,9 @@ def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
 
 
 def load_names(path: str) -> list[str]:
-    """Names of items, a line each, that of id 0 first; white space in them becomes `_`.
+    """Read item names, one per line starting with id 0. White space in them becomes `_`.
 
-    Raises ValueError, naming the line, for a name that is empty, taken, or one of the specials.
+    Raises ValueError, naming the line, for an empty, repeated or reserved name.
     """
     try:
         text = b"".join(chunk.read() for chunk in chunks(path)).decode("utf-8-sig")
@@ -85,10 +82,10 @@ def load_names(path: str) -> list[str]:
         if not name or LINE_END in name:
             raise ValueError(f"{path}: line {number}: no name for id {number - 1}")
         if name in SPECIALS:
-            raise ValueError(f"{path}: line {number}: {name} has a meaning of its own; rename it")
+            raise ValueError(f"{path}: line {number}: {name} is reserved; rename it")
         if first.setdefault(name, number) != number:
             raise ValueError(
-                f"{path}: line {number}: {quoted(name)} is the name in line {first[name]} already"
+                f"{path}: line {number}: {quoted(name)} is already the name in line {first[name]}"
             )
     return names
 
@@ -97,25 +94,24 @@ def _renamed(words: Sequence[str], names: Sequence[str]) -> list[str]:
     ids = list(map(int, words))
     if ids and max(ids) >= len(names):
         raise ValueError(
-            f"--names has {len(names):,} lines, but id {max(ids):,} occurs, whose name would be in "
-            f"line {max(ids) + 1:,}; give a name to every id"
+            f"--names: has {len(names):,} lines, but id {max(ids):,} needs line {max(ids) + 1:,}; "
+            "name every id"
         )
     return [names[id] for id in ids]
 
 
 def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
-    """Every word of a text is a number, in its one proper spelling."""
     for word in words:
         is_number = word.isascii() and word.isdigit() and len(word) <= 18
         if not (is_number and str(int(word)) == word):
             raise ValueError(
-                f"{_place(word, sources)}: {quoted(word)} is no id; {_WHOLE}, without a sign or "
+                f"{_place(word, sources)}: {quoted(word)} is not an id; {_WHOLE} without a sign or "
                 "leading zeros"
             )
 
 
 def _place(word: str, sources: Sequence[str]) -> str:
-    """File and line where a word stands, for a message."""
+    """Return file and line of a word, for a message."""
     for source in sources:
         if not is_stored(source):
             return shown(source)
@@ -130,7 +126,7 @@ def _place(word: str, sources: Sequence[str]) -> str:
 
 
 def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
-    """Scan arrays of ids in order; ValueError, naming file and place, for what is not an id."""
+    """Scan arrays of ids in order. Raises ValueError, naming the file, for invalid ids."""
     for source in sources:
         for ids, ends in _stretches(source, _load(source)):
             into.add(_scan_stretch(ids, ends))
@@ -138,31 +134,42 @@ def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
 
 
 def _load(source: str) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]:
-    """The rows of a file, or its ids and offsets, of integers; nothing in the file is executed."""
+    """Return a two-dimensional array, or ids and offsets. Pickles are not loaded."""
     if source.endswith(".npy"):
-        with _by_numpy(source):
+        with _numpy_errors(source):
             array = np.lib.format.open_memmap(source, mode="r")
         _require_integers(source, array)
         return array if array.ndim == 2 else (array, np.array([0, len(array)]))
     needed = ("ids", "offsets")
-    with _by_numpy(source), open(source, "rb") as file, np.load(file, allow_pickle=False) as stored:
+    with (
+        _numpy_errors(source),
+        open(source, "rb") as file,
+        np.load(file, allow_pickle=False) as stored,
+    ):
         arrays = {name: stored[name] for name in needed if name in stored}
     missing = set(needed) - set(arrays)
     if missing:
         raise ValueError(f"{source}: no array {min(missing)!r}; save ids and offsets")
     ids, offsets = (arrays[name] for name in needed)
     _require_integers(source, ids, offsets)
-    _require_offsets(source, ids, offsets)
+    if ids.ndim != 1 or offsets.ndim != 1:
+        raise ValueError(f"{source}: ids and offsets must have one dimension each")
+    is_increasing = bool(np.all(offsets[:-1] <= offsets[1:]))
+    if not is_increasing or offsets[0] != 0 or offsets[-1] != len(ids):
+        raise ValueError(
+            f"{source}: offsets must increase from 0 to {len(ids)}, the number of ids; sequence i "
+            "is ids[offsets[i]:offsets[i + 1]]"
+        )
     return ids, offsets
 
 
 @contextmanager
-def _by_numpy(source: str) -> Iterator[None]:
+def _numpy_errors(source: str) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
         raise ValueError(
-            f"{source}: no array of integers that NumPy can read ({error}); write it with "
+            f"{source}: not a NumPy array of integers ({error}); write it with "
             "np.save(file, ids) or np.savez(file, ids=ids, offsets=offsets)"
         ) from None
 
@@ -171,29 +178,18 @@ def _require_integers(source: str, *arrays: NDArray[Any]) -> None:
     for array in arrays:
         if array.dtype.kind not in "iu":
             raise ValueError(
-                f"{source}: numbers of type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
+                f"{source}: has type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
             )
         if array.ndim not in (1, 2):
-            raise ValueError(f"{source}: an array of {array.ndim} dimensions; give one or two")
+            raise ValueError(f"{source}: has {array.ndim} dimensions; save one or two")
         if not array.size:
             raise ValueError(f"{source}: empty")
-
-
-def _require_offsets(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> None:
-    if ids.ndim != 1 or offsets.ndim != 1:
-        raise ValueError(f"{source}: ids and offsets must have one dimension each")
-    rises = bool(np.all(offsets[:-1] <= offsets[1:]))
-    if not rises or offsets[0] != 0 or offsets[-1] != len(ids):
-        raise ValueError(
-            f"{source}: offsets must rise from 0 to {len(ids)}, the number of ids; sequence i is "
-            "ids[offsets[i]:offsets[i + 1]]"
-        )
 
 
 def _stretches(
     source: str, loaded: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
 ) -> Iterator[Sequences]:
-    """Whole sequences, a few million ids at a time."""
+    """Yield whole sequences, a few million ids at a time."""
     if isinstance(loaded, tuple):
         ids, offsets = loaded
         starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
@@ -217,13 +213,12 @@ def _require_positive(source: str, ids: NDArray[Any], start: int) -> None:
     if ids.size and ids.min() < 0:
         place = int(np.argmax(ids < 0))
         raise ValueError(
-            f"{source}: {ids[place]} at position {start + place}; {_WHOLE}, and negative numbers "
-            "are padding in arrays of two dimensions only"
+            f"{source}: {ids[place]} at position {start + place}; {_WHOLE} (negative numbers are "
+            "padding in two-dimensional arrays only)"
         )
 
 
 def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
-    """Number the ids of a stretch, with line ends among them."""
     distinct, numbers = _distinct(ids)
     line_ends = ends + np.arange(len(ends))
     is_id = np.ones(len(ids) + len(ends), dtype=np.bool_)
@@ -236,7 +231,7 @@ def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
 
 
 def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The ids that occur, rising, and for every id its place among them."""
+    """Return the distinct ids, ascending, and the index of each id among them."""
     if not ids.size:
         return ids, np.zeros(0, dtype=np.int64)
     if ids.max() >= min(max(8 * len(ids), 1 << 20), _LONGEST_TABLE):

@@ -1,8 +1,4 @@
-"""Background loading: batches are assembled, pinned and copied while the device is busy.
-
-A thread suffices: assembling is NumPy work that takes a fraction of a step. The order of the
-batches is the plan's; this module adds nothing to it.
-"""
+"""Background loading: a thread assembles and pins batches while the device is busy."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ class Loader:
         ahead: int = 4,
         finds_unique_tokens: bool = False,
     ) -> None:
-        """`ahead` batches are kept ready; with `finds_unique_tokens` they have those as well."""
+        """Keep `ahead` batches ready. `finds_unique_tokens` fills in their `unique` field."""
         self.batches: Batches = batches
         self.device: torch.device = torch.device(device)
         self._ahead = ahead
@@ -38,7 +34,7 @@ class Loader:
         return len(self.batches)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's batches of an epoch, from the `start`-th on, on the device."""
+        """Yield this rank's batches of an epoch on the device, beginning with batch `start`."""
         ready: queue.Queue[_Item] = queue.Queue(self._ahead)
         stop = threading.Event()
         thread = threading.Thread(
@@ -58,8 +54,7 @@ class Loader:
         self, epoch: int, start: int, ready: queue.Queue[_Item], stop: threading.Event
     ) -> None:
         pins = self.device.type == "cuda"
-        # Never less than before: a new size is a new shape to a compiled model.
-        num_unique = 0
+        num_unique = 0  # never shrinks: a compiled model treats a new size as a new shape
         try:
             for batch in self.batches.epoch(epoch, start):
                 if self._finds_unique_tokens:
@@ -74,7 +69,7 @@ class Loader:
 
 
 def _put(ready: queue.Queue[_Item], item: _Item, stop: threading.Event) -> bool:
-    """Wait for room, but not once the consumer has left."""
+    """Wait for room in the queue. Returns False once the consumer has stopped."""
     while not stop.is_set():
         try:
             ready.put(item, timeout=0.1)

@@ -1,4 +1,4 @@
-"""`zipflm prepare`: text to a data folder, with a progress bar, a summary and warnings."""
+"""`zipflm prepare`: make a data folder from text, with a progress bar, a summary and warnings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data import dask
 from zipflm.data.bpe import Codes
-from zipflm.data.corpora import corpus_texts
+from zipflm.data.corpora import Report, corpus_texts
 from zipflm.data.encoding import Encoding, word_digests
 from zipflm.data.folder import (
     CODES_FILE,
@@ -51,19 +51,15 @@ from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.settings import write_record
 from zipflm.storage import file_hash, new_folder, refuse_existing, seal
 
-_MOST_UNKNOWN = 0.05
-"""Share of unknown words in a held-out text above which its perplexity says little."""
-_LONGEST_LINE = 1_000_000
-"""Words; no sentence or article is that long."""
+_MAX_UNKNOWN = 0.05
+"""Warn about a held-out text with a larger share of unknown words."""
+_MAX_LINE_WORDS = 1_000_000
 _COMPARED = 1 << 20
 
 
 @contextmanager
 def progress_bar(unit: str = "bytes") -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function for `prepare(report=...)` that draws on a terminal and is silent elsewhere.
-
-    It takes what is going on, how much was just done, and how much there is, if that is known.
-    """
+    """Yield a function for `prepare(report=...)` that draws bars if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -86,7 +82,7 @@ def progress_bar(unit: str = "bytes") -> Iterator[Callable[[str, int, int | None
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
         def report(what: str, done: int, total: int | None) -> None:
-            # The same may be done twice, and then has a bar of its own.
+            # A task that is repeated gets a new bar.
             if what not in tasks or progress.tasks[tasks[what]].finished:
                 tasks[what] = progress.add_task(what, total=total, rate="")
             task = progress.tasks[tasks[what]]
@@ -96,7 +92,7 @@ def progress_bar(unit: str = "bytes") -> Iterator[Callable[[str, int, int | None
 
 
 def summary(folder: DataFolder) -> str:
-    """A few lines on what a folder holds."""
+    """Describe the contents of a folder in a few lines."""
     facts = folder.facts
     vocabulary = facts.vocabulary
     how = "" if facts.splitting.is_plain else f", {facts.splitting}"
@@ -112,84 +108,81 @@ def summary(folder: DataFolder) -> str:
             f"{split.types:>10,} types  {unknown:.2f} % unknown"
         )
     if facts.splitting.is_plain and not facts.options.ids:
-        lines.append(
-            "  words are what spaces separate (--words words splits punctuation off as well)"
-        )
-    asked, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
-    if asked is not None and learned < asked:
-        lines.append(f"  {learned:,} merges learned of {asked:,}: no other pair occurs twice")
+        lines.append("  words are separated by spaces (use --words words to split off punctuation)")
+    requested, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
+    if requested is not None and learned < requested:
+        lines.append(f"  learned {learned:,} of {requested:,} merges: no other pair occurs twice")
     return "\n".join(lines)
 
 
-def _longest(offsets: NDArray[np.uint64]) -> int:
-    """Tokens of the longest sentence; a few at a time, as there may be billions."""
+def _longest_sentence(offsets: NDArray[np.uint64]) -> int:
+    """Compares in pieces, because there may be billions of sentences."""
     starts = range(0, len(offsets) - 1, _COMPARED)
     return max(int(np.diff(offsets[start : start + _COMPARED + 1]).max()) for start in starts)
 
 
-def doubts(folder: DataFolder) -> Iterator[str]:
-    """Warnings about data that is probably not as intended."""
+def data_warnings(folder: DataFolder) -> Iterator[str]:
+    """Yield warnings about data that looks wrong."""
     for name, split in folder.facts.splits.items():
         unknown = split.out_of_vocabulary / split.words
-        if name != "train" and unknown > _MOST_UNKNOWN:
+        if name != "train" and unknown > _MAX_UNKNOWN:
             yield (
-                f"{unknown:.1%} of the words of the {name} text are unknown, and a model learns "
-                "nothing about them; is it a text of the same kind, split alike? Otherwise lower "
-                "--min-count, raise --max-size, or use sub-words (--bpe)"
+                f"{unknown:.1%} of the words of the {name} text are unknown; check that it is the "
+                "same kind of text with the same tokenization, or lower --min-count, raise "
+                "--max-size, or use sub-words (--bpe)"
             )
-        longest = _longest(folder.tokens(name).offsets)
-        if longest > _LONGEST_LINE:
+        longest = _longest_sentence(folder.tokens(name).offsets)
+        if longest > _MAX_LINE_WORDS:
             yield (
-                f"the {name} text has a line of {longest:,} words; a line should be a sentence or "
-                "a paragraph: are its line ends missing?"
+                f"the {name} text has a line of {longest:,} words; use one sentence or paragraph "
+                "per line"
             )
 
 
 Text = str | PathLike[str]
-Report = Callable[[str, int, int | None], None]
-"""Called with the current task, the bytes just done, and all the bytes there are, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How text becomes ids."""
+    """Options for turning text into ids."""
 
     min_count: int | None = None
-    """Words seen less often in the training text are unknown; 3, or 1 for sub-words and ids."""
+    """Minimum count of a word in the training text. Default: 3, or 1 for sub-words and ids."""
     max_size: int | None = None
-    """Ids at most, specials included; fillers up to a multiple of 8 come on top."""
+    """Maximum number of ids, including special tokens but not fillers up to a multiple of 8."""
     vocabulary: Text | Vocabulary | None = None
-    """An existing vocabulary instead of a new one: a file in zipflm's or fairseq's format, or one
-    that was loaded."""
+    """Use this vocabulary, or this file in zipflm's or fairseq's format, instead of a new one."""
     bpe: int | None = None
-    """Learn this many merges on the training text and split words with them."""
+    """Learn this many BPE merges from the training text."""
     bpe_codes: Text | Codes | None = None
-    """Split words with these subword-nmt codes: a file, or codes that were loaded."""
+    """Split words with these subword-nmt codes, or with those of this file."""
     splitting: Splitting = PLAIN
-    """How raw text becomes words."""
+    """Rule that splits raw text into words."""
     errors: Errors = "strict"
     encoding: str = UTF_8
-    """Encoding of the texts; the folder is always in UTF-8."""
+    """Encoding of the texts."""
     ids: bool = False
-    """The files hold sequences of integers instead of text (`data.items`)."""
+    """The files contain sequences of integers instead of text (`data.items`)."""
     names: Text | None = None
-    """A file with the names of these integers, a line each."""
+    """File with the names of these integers, one per line."""
 
     def __post_init__(self) -> None:
         if self.errors not in get_args(Errors):
             raise ValueError(f"--errors {self.errors}: choose from {', '.join(get_args(Errors))}")
         if check_encoding(self.encoding) != UTF_8 and self.ids:
-            raise ValueError(f"--encoding {self.encoding}: --ids are numbers, in UTF-8 or arrays")
+            raise ValueError(f"--encoding {self.encoding}: not used with --ids; leave it out")
         if self.bpe is not None and self.bpe_codes is not None:
-            raise ValueError("give --bpe to learn codes or --bpe-codes to import some, not both")
+            raise ValueError("--bpe and --bpe-codes: use only one of them")
         if self.vocabulary is not None and (self.min_count or self.max_size or self.bpe):
-            raise ValueError("--vocabulary is taken as it is: leave out --min-count, --max-size "
-                             "and --bpe (imported --bpe-codes are fine)")  # fmt: skip
+            raise ValueError(
+                "--vocabulary: cannot be combined with --min-count, --max-size or --bpe"
+            )
         if self.names is not None and not self.ids:
-            raise ValueError("--names are those of --ids; text has words already")
+            raise ValueError("--names: needs --ids")
         if self.ids and (self.unit == "bpe" or not self.splitting.is_plain):
-            raise ValueError("--ids are not split any further: leave out --bpe, --bpe-codes, "
-                             "--words and --lowercase")  # fmt: skip
+            raise ValueError(
+                "--ids: cannot be combined with --bpe, --bpe-codes, --words or --lowercase"
+            )
         for name, least in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -217,15 +210,15 @@ def prepare(
 ) -> DataFolder:
     """Make a data folder from the texts of `train`, `valid` and `test`.
 
-    Only `train` shapes the vocabulary. `scheduler` is the address of a Dask scheduler whose workers
-    read the texts, or `local`; it does not change the folder. `expected` holds tokens, `</s>`
-    included, that splits must have. Raises ValueError or OSError for bad input, and leaves nothing
-    behind then.
+    Only `train` determines the vocabulary. `scheduler` is the address of a Dask scheduler whose
+    workers read the texts, or `local`; the result is the same. `expected` are the token counts,
+    including `</s>`, that splits must have. Raises ValueError or OSError for bad input; no folder
+    is made then.
     """
     options = options or Options()
     refuse_existing(out)
     sources = _sources(splits, options)
-    given, codes = _given(options)
+    given, codes = _load_given(options)
     names = None if options.names is None else load_names(os.fspath(options.names))
     with _workers(processes, scheduler) as (in_order, chunk_bytes), new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
@@ -262,11 +255,11 @@ def prepare_by_name(
     scheduler: str | None = None,
     report: Report = lambda what, done, total: None,
 ) -> DataFolder:
-    """Make a data folder from an embedded or downloadable corpus; `cache` keeps downloads."""
+    """Make a data folder from a bundled or downloadable corpus; `cache` keeps downloads."""
     refuse_existing(out)
-    _given(options or Options())
-    place = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
-    with corpus_texts(corpus, place, report) as (splits, expected):
+    _load_given(options or Options())
+    cache = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
+    with corpus_texts(corpus, cache, report) as (splits, expected):
         return prepare(
             out,
             splits,
@@ -280,7 +273,7 @@ def prepare_by_name(
 
 @contextmanager
 def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[InOrder, int]]:
-    """A function that runs tasks on chunks of text, and the size of a chunk in bytes."""
+    """Yield a function that runs tasks on chunks of text, and the chunk size in bytes."""
     if processes < 1:
         raise ValueError(f"--processes {processes}: must be at least 1")
     if scheduler is None:
@@ -290,11 +283,8 @@ def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[InOrder, i
         yield connection.in_order, dask.CHUNK_BYTES
 
 
-def _given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
-    """The vocabulary and the codes of the options.
-
-    To be read before anything else: a fault in them should not show after an hour.
-    """
+def _load_given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
+    """Load the vocabulary and codes named in the options; first, so that errors appear early."""
     vocabulary, codes = options.vocabulary, options.bpe_codes
     if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
         name = os.fspath(vocabulary)
@@ -311,26 +301,23 @@ def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str
     sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
     sources = {split: names for split, names in sources.items() if names}
     if "train" not in sources and options.vocabulary is None:
-        raise ValueError("no training text: name it, or give the --vocabulary to use")
+        raise ValueError("no training text; give one, or use --vocabulary")
     if not sources:
-        raise ValueError("no text: name at least one file")
+        raise ValueError("no text; give at least one file")
     for name in chain.from_iterable(sources.values()):
         if name.endswith(ARRAYS) and not options.ids:
-            raise ValueError(f"{name}: an array, not text; name arrays for training with --ids")
+            raise ValueError(f"{name}: an array, not text; use --ids")
     _require_disjoint(sources)
     return sources
 
 
 def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
-    """No file in two splits: a model would be tested on what it was trained on."""
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
             first = split_of.setdefault(identity(name), split)
             if first != split:
-                raise ValueError(
-                    f"{name}: both {first} and {split} text; a text belongs to one split"
-                )
+                raise ValueError(f"{name}: given for {first} and {split}; use it for one split")
 
 
 def _read(
@@ -361,15 +348,15 @@ def _read(
             progress=progress,
         )
     if into.num_tokens == into.num_sentences:
-        raise ValueError(f"{', '.join(texts)}: no word in the {split} split")
+        raise ValueError(f"{', '.join(texts)}: no words in the {split} split")
 
 
 def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None:
-    for split, wanted in expected.items():
-        if scans[split].num_unsplit != wanted:
+    for split, size in expected.items():
+        if scans[split].num_unsplit != size:
             raise ValueError(
-                f"the {split} split has {scans[split].num_unsplit:,} tokens where {wanted:,} are "
-                "published: another edition of the corpus, or a damaged one"
+                f"the {split} split has {scans[split].num_unsplit:,} tokens instead of {size:,}; "
+                "the corpus is damaged or another edition"
             )
 
 
@@ -402,7 +389,7 @@ def _write_split(
     codes: Codes | None,
     report: Report,
 ) -> SplitFacts:
-    """Write a split's token file; its entry in data.json."""
+    """Write the token file of a split and return its entry for data.json."""
     words = scanned.words
     encoding = Encoding(words, vocabulary, codes)
     digests, text_hash = word_digests(words), hashlib.sha256()
@@ -423,7 +410,7 @@ def _write_split(
             continued += count
         elif word == SPECIALS[UNKNOWN]:
             literal_unknown += count
-    # A word is one `<unk>` or none, and the text may spell that one itself.
+    # The text itself may contain `<unk>`, which is not out of vocabulary.
     if vocabulary.id(SPECIALS[UNKNOWN]) != UNKNOWN:
         literal_unknown = 0
     return SplitFacts(
@@ -433,7 +420,7 @@ def _write_split(
         sentences=writer.num_sentences,
         unknown=unknown,
         out_of_vocabulary=unknown - literal_unknown,
-        # Words and line ends are the tokens; the last word of a line has no space after it.
+        # Every token is followed by a space or a line end; the last word of a line has no space.
         bytes=letters + num_words - (scanned.num_sentences - blank),
         continued=continued,
         types=len(words),
@@ -444,10 +431,7 @@ def _write_split(
 
 
 def _facts(
-    options: Options,
-    vocabulary: Vocabulary,
-    codes: Codes | None,
-    splits: Mapping[str, SplitFacts],
+    options: Options, vocabulary: Vocabulary, codes: Codes | None, splits: Mapping[str, SplitFacts]
 ) -> DataFacts:
     return DataFacts(
         format=FORMAT,

@@ -1,13 +1,11 @@
-"""One pass over a text: every chunk becomes numbers of its own words, in several processes.
+"""Read a text in one pass, in several processes, and number the words of each chunk.
 
-Splitting text and looking words up is what preparing costs, so it is done once: the words of a
-chunk are numbered from 0 in the order of sight; when the vocabulary is known, final ids are one
-NumPy gather away. A chunk's table is small enough for the processor's cache, and workers share
-nothing, so the result does not depend on their number.
+Splitting text and looking up words is the slow part, so it happens once: the words of a chunk are
+numbered in order of appearance, and one NumPy gather turns the numbers into ids once the vocabulary
+is known. Workers share nothing, so the result does not depend on their number.
 
-Text is numbered by what white space separates, at the speed of compiled code on bytes. A rule that
-splits further (`data.splitting`) sees each of these tokens once per chunk at most, not every time
-it occurs; their numbers then become those of their words.
+Tokens between white space are numbered first, on bytes. A rule that splits further
+(`data.splitting`) then sees each distinct token once per chunk.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
 
 Rename = Callable[[list[str]], list[str]]
-"""Gives the words of a chunk other names than the text has."""
+"""Replaces the words of a chunk by other names."""
 
-# The word that stands for the end of a line; NUL cannot come from a text, which is refused with it.
 LINE_END = "\0"
+"""The word for the end of a line. Texts that contain NUL are rejected."""
 
 _Word = TypeVar("_Word", str, bytes)
 
@@ -51,34 +49,33 @@ class ScannedChunk:
     """The result of a worker."""
 
     words: str
-    """The chunk's words, the end of a line first, joined by spaces."""
+    """The distinct words, `LINE_END` first, joined by spaces."""
     counts: NDArray[np.int64]
     places: NDArray[Any]
-    """The chunk as places among its words, in the smallest integer type."""
+    """The chunk as indices into `words`, in the smallest integer type."""
     num_unsplit: int
-    """Tokens and line ends as white space alone separates them."""
+    """Number of tokens between white space, plus line ends."""
 
 
 Task = Callable[[Chunk], ScannedChunk]
 InOrder = Callable[[Task, Iterator[Chunk]], Iterator[tuple[Chunk, ScannedChunk]]]
-"""Runs a task on every chunk, somewhere, and yields the results in the order of the text."""
+"""Runs a task on every chunk and yields the results in the order of the text."""
 
 
 class Scan:
-    """A split that was read once: its different words in memory, its chunks in a file."""
+    """A scanned split: its distinct words in memory, its chunks in a file."""
 
     def __init__(self, spool: Path, rename: Rename | None = None) -> None:
-        """`spool` is the file to write; the caller removes it."""
+        """`spool` is the file for the chunks; the caller removes it."""
         self._spool, self._rename = spool, rename
         self._index: defaultdict[str, int] = _numbering(LINE_END)
         self._counts = np.zeros(1, dtype=np.int64)
         self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
         self.num_unsplit: int = 0
-        """Tokens, line ends among them, before a rule split them further; of published corpora
-        these are counted."""
+        """Tokens and line ends before a rule splits further, as in published corpus sizes."""
 
     def add(self, chunk: ScannedChunk) -> None:
-        """Number a chunk's words across the split."""
+        """Add a chunk and number its words across the split."""
         words = chunk.words.split(" ")
         if self._rename is not None:
             words = [LINE_END, *self._rename(words[1:])]
@@ -95,7 +92,7 @@ class Scan:
 
     @property
     def words(self) -> list[str]:
-        """The different words by number; number 0 is the end of a line."""
+        """The distinct words by number; number 0 is `LINE_END`."""
         return list(self._index)
 
     @property
@@ -103,7 +100,7 @@ class Scan:
         return self._counts[: len(self._index)]
 
     def word_counts(self) -> dict[str, int]:
-        """The different words and their counts, without line ends."""
+        """Return the count of each distinct word, without line ends."""
         return dict(zip(self.words[1:], self.counts[1:].tolist(), strict=True))
 
     @property
@@ -115,9 +112,9 @@ class Scan:
         return int(self.counts[0])
 
     def chunks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[Any]]]:
-        """For every chunk the numbers of its words, and the chunk as places among these.
+        """Yield for each chunk the numbers of its words, and its tokens as indices into these.
 
-        In two steps, so that the look-up per token stays in the processor's cache.
+        With two steps the lookup per token stays in the CPU cache.
         """
         with open(self._spool, "rb") as file:
             for num_words, num_places, dtype in self._shapes:
@@ -136,7 +133,7 @@ def scan(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Progress = lambda consumed: None,
 ) -> None:
-    """Scan sources in order."""
+    """Scan sources in order into `into`."""
     task = partial(scan_chunk, errors=errors, splitting=splitting)
     found = chain.from_iterable(
         chunks(name, chunk_bytes, encoding=encoding, errors=errors) for name in names
@@ -147,15 +144,15 @@ def scan(
 
 
 def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> ScannedChunk:
-    """Number a chunk's words."""
+    """Number the words of a chunk."""
     data = clean(chunk, chunk.read(), errors)
     words, numbers = _number(data)
     try:
         joined = words.decode("utf-8")
     except UnicodeDecodeError:
-        raise _invalid(chunk) from None
+        raise _invalid_utf8(chunk) from None
     if joined.split() != joined.split(" "):
-        # White space beyond ASCII, at which bytes do not split: rare, and worth a second pass.
+        # Rare: non-ASCII white space, which bytes.split() does not split at.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
     num_unsplit = len(numbers)
@@ -167,16 +164,16 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
-    """A table that gives a word it has not seen the next number; `first` has 0."""
+    """Return a table that assigns the next number to each new word; `first` has number 0."""
     table = defaultdict[_Word, int](count().__next__)
     assert table[first] == 0
     return table
 
 
 def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
-    """The distinct words, joined by spaces, and the number of every word.
+    """Return the distinct words, joined by spaces, and the number of every word.
 
-    On bytes, because splitting text with a single letter beyond Latin-1 takes twice as long.
+    Works on bytes: splitting a str with any character beyond Latin-1 takes twice as long.
     """
     words = data.replace(b"\n", f" {LINE_END} ".encode()).split()
     table = _numbering(LINE_END.encode())
@@ -187,7 +184,7 @@ def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
 def _split_tokens(
     tokens: list[str], numbers: NDArray[np.uint32], splitter: Splitter
 ) -> tuple[str, NDArray[np.uint32]]:
-    """From numbered tokens, of which the first ends a line, to numbered words."""
+    """Turn numbered tokens, the first of which is `LINE_END`, into numbered words."""
     table = _numbering(LINE_END)
     flat, lengths = [0], [1]
     for words in splitter.words_of(tokens[1:]):
@@ -202,15 +199,14 @@ def _split_tokens(
 def concatenated(
     flat: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Stretches of `flat` one after the other, and the position after each."""
+    """Concatenate stretches of `flat`; also return the position after each."""
     ends = np.cumsum(lengths)
     first = np.repeat(starts - (ends - lengths), lengths)
     return flat[first + np.arange(len(first))], ends
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # one per process, because it caches tokens
 def _splitter(splitting: Splitting) -> Splitter:
-    """One for all chunks that a process scans: it remembers tokens."""
     return Splitter(splitting)
 
 
@@ -220,13 +216,12 @@ def _plain_spaces(data: bytes) -> bytes:
 
 
 def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
-    """The text with `\\n` after every line, the last one too, and no byte order mark.
+    """Return the text with `\\n` after every line, including the last, and no byte order mark.
 
-    Raises ValueError, naming source and byte, for a NUL; `errors="replace"` puts U+FFFD in place of
-    it and of what is not UTF-8.
+    A NUL raises ValueError; `errors="replace"` replaces it and invalid UTF-8 by U+FFFD.
     """
     if (nul := data.find(0)) >= 0 and errors == "strict":
-        raise _bad(chunk, data, nul, "a NUL byte")
+        raise _invalid_bytes(chunk, data, nul, "a NUL byte")
     if errors == "replace":
         data = data.decode("utf-8", "replace").replace(LINE_END, "\ufffd").encode()
     if chunk.start == 0:
@@ -236,35 +231,35 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
     return data if data.endswith(b"\n") else data + b"\n"
 
 
-def _invalid(chunk: Chunk) -> ValueError:
+def _invalid_utf8(chunk: Chunk) -> ValueError:
     data = chunk.read()
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return _bad(chunk, data, error.start, "not UTF-8")
+        return _invalid_bytes(chunk, data, error.start, "not UTF-8")
     raise AssertionError("words are invalid in a valid text")
 
 
-def _bad(chunk: Chunk, data: bytes, position: int, what: str) -> ValueError:
+def _invalid_bytes(chunk: Chunk, data: bytes, position: int, what: str) -> ValueError:
     return ValueError(
-        f"{chunk.source}: {what} at byte {chunk.start + position}; {encoding_hint(data)}, mend the "
-        "text, or go on with --errors replace"
+        f"{chunk.source}: {what} at byte {chunk.start + position}; {encoding_hint(data)}, fix the "
+        "text, or use --errors replace"
     )
 
 
 def in_processes(
     task: Task, chunks: Iterator[Chunk], processes: int
 ) -> Iterator[tuple[Chunk, ScannedChunk]]:
-    """An `InOrder`; few enough chunks are under way that memory stays bounded."""
-    # A single chunk is work for this process: starting others takes seconds.
+    """Run tasks in worker processes, as an `InOrder`, with a bounded number of pending chunks."""
+    # Do a single chunk here: starting processes takes seconds.
     first = list(islice(chunks, 2))
     chunks = chain(first, chunks)
     if processes == 1 or len(first) < 2:
         yield from ((chunk, task(chunk)) for chunk in chunks)
         return
-    # Not fork: the parent may hold threads (a progress bar, an interpreter that loaded torch).
+    # Not fork: this process may have threads (a progress bar, torch).
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_attend) as pool:
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_init_worker) as pool:
         waiting: deque[tuple[Chunk, Future[ScannedChunk]]] = deque()
         try:
             for chunk in chunks:
@@ -276,23 +271,23 @@ def in_processes(
                 yield chunk, future.result()
         except BrokenProcessPool:
             raise ChildProcessError(
-                "a worker process was killed, perhaps for want of memory; try --processes 1"
+                "a worker process was killed, perhaps out of memory; try --processes 1"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _attend() -> None:
-    """In a worker: leave Ctrl-C to the parent, and end when the parent is gone, even killed."""
+def _init_worker() -> None:
+    """Leave Ctrl-C to the parent, and exit when the parent does, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
 def default_processes() -> int:

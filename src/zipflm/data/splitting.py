@@ -1,9 +1,7 @@
-"""Raw text to words by rule, with spans, and words back to readable text.
+"""Rules that split raw text into words with spans, and join words into readable text.
 
-Joining works one word at a time: where a space goes depends on the word and those before it, so
-text can be shown while it is generated. Spacing that words alone cannot tell (around a dash, after
-an apostrophe) follows the most common use in English. `@-@`, `@,@` and `@.@` of WikiText become the
-marks they stand for; words are otherwise unchanged.
+Joining works word by word, so text can be shown while it is generated. Where words alone do not
+determine the spacing (around a dash, after an apostrophe), the most common use in English applies.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from zipflm.data.vocabulary import SPECIALS, UNKNOWN
 
 _CLOSING = frozenset(".,;:!?%)]}\u2026\u201d\u00bb\u00b0\u2032\u2033\u3002\uff0c\u3001\uff01\uff1f")
 _OPENING = frozenset("([{\u201c\u2018\u201e\u00ab\u00bf\u00a1$#@\u00a3\u20ac\u00a5\u20b9``")
-# Between two words, without spaces.
-_TIGHT = frozenset("/\u2014\u2044")
+_TIGHT = frozenset("/\u2014\u2044")  # no space on either side
 _RUN = re.compile(r"\.{2,}|[!?]{2,}")
 _WIKITEXT_MARKS = {"@-@": "-", "@,@": ",", "@.@": "."}
 _NO_SPACES_BETWEEN = re.compile(
@@ -30,17 +27,16 @@ _NO_SPACES_BETWEEN = re.compile(
 
 
 class Joiner:
-    """The text of one line, grown word by word."""
+    """Joins the words of one line into text, word by word."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._last = self._before_last = ""
         self._open: set[str] = set()
-        # Whether the next word follows without a space.
-        self._is_tight = True
+        self._is_tight = True  # no space before the next word
 
     def add(self, word: str) -> str:
-        """The text that the word adds: itself, after a space where one belongs."""
+        """Return the text that the word adds: the word, after a space if it needs one."""
         before, after = self._spaces(word)
         space = " " if before and not self._is_tight else ""
         self._is_tight = not after
@@ -48,7 +44,7 @@ class Joiner:
         return space + (_WIKITEXT_MARKS.get(word, word) if self._rule == "wikitext" else word)
 
     def _spaces(self, word: str) -> tuple[bool, bool]:
-        """Whether a space may stand before the word, and after it."""
+        """Return whether a space may precede and follow the word."""
         if self._rule == "whitespace":
             return True, True
         if word in _CLOSING or _RUN.fullmatch(word):
@@ -67,16 +63,14 @@ class Joiner:
         return not self._follows_without_space(word), True
 
     def _quotation_mark(self, word: str) -> tuple[bool, bool]:
-        """It closes what is open; else it opens, unless it is the apostrophe of a plural."""
+        """It closes an open quotation; otherwise it opens one, unless it is an apostrophe."""
         is_apostrophe = word in ("'", "\u2019") and self._last[-1:] in ("s", "S")
-        if word == "''" or word in self._open or is_apostrophe or self._closes_typographic(word):
+        is_closing = word == "''" or (word == "\u2019" and self._last != "")
+        if is_closing or word in self._open or is_apostrophe:
             self._open.discard(word)
             return False, True
         self._open.add(word)
         return True, False
-
-    def _closes_typographic(self, word: str) -> bool:
-        return word == "\u2019" and self._last != ""
 
     def _follows_without_space(self, word: str) -> bool:
         if self._last == ":" and self._rule == "wikitext":  # 10 : 30
@@ -85,17 +79,16 @@ class Joiner:
         return bool(_NO_SPACES_BETWEEN.match(word) and _NO_SPACES_BETWEEN.match(last))
 
 
-# Characters of different tokens whose words are remembered; beyond that all are forgotten, so that
-# a stream of any length is split in bounded memory. Not a number of tokens: where there are no
-# spaces between words, a token is as long as a line.
-_REMEMBERED = 1 << 20
+# Cache limit in characters of distinct tokens. Not a number of tokens: in languages without spaces
+# a token is as long as a line.
+_MAX_CACHED_CHARS = 1 << 20
 
-# A longer token is cut into stretches of this many characters, each split on its own: some patterns
-# take time with the square of its length, and no word is that long.
+# A longer token is split in stretches of this many characters, because some patterns take
+# quadratic time.
 _LONGEST_STRETCH = 1_000
 
-_MARKS_BEHIND = frozenset(".,;:!?)\"'%]")
-_MARKS_IN_FRONT = frozenset('("[$')
+_TRAILING_MARKS = frozenset(".,;:!?)\"'%]")
+_LEADING_MARKS = frozenset('("[$')
 
 _TOKEN = re.compile(r"\S+")
 
@@ -103,26 +96,25 @@ _Parts = list[tuple[str, tuple[int, int]]]
 
 
 class Piece(NamedTuple):
-    """A word, and where in the text it stands."""
+    """A word and its span in the text."""
 
     word: str
-    """As the vocabulary knows it: lowercased, `@-@`, where the rule says so."""
+    """As in the vocabulary: lowercased, or `@-@`, if the rule does that."""
     start: int
     end: int
 
 
 class Splitter:
-    """Applies one `Splitting`; cheap for tokens that were seen before."""
+    """Applies one `Splitting`, with a cache of tokens."""
 
     def __init__(self, splitting: Splitting) -> None:
         self.splitting = splitting
         self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
-        self._seen: dict[str, tuple[Piece, ...]] = {}
-        self._num_characters = 0
-        """Total length of the tokens seen."""
+        self._cache: dict[str, tuple[Piece, ...]] = {}
+        self._cached_chars = 0
 
     def words(self, line: str) -> list[Piece]:
-        """The words of a line in order, with their spans; what lies between is white space."""
+        """Return the words of a line with their spans. Only white space is between them."""
         pieces: list[Piece] = []
         for match in _TOKEN.finditer(line):
             offset = match.start()
@@ -131,20 +123,20 @@ class Splitter:
         return pieces
 
     def token(self, token: str) -> tuple[Piece, ...]:
-        """The words of a stretch without white space, at least one."""
-        found = self._seen.get(token)
+        """Return the words of a token, which has no white space."""
+        found = self._cache.get(token)
         if found is None:
-            if self._num_characters + len(token) > _REMEMBERED:
-                self._seen.clear()
-                self._num_characters = 0
-            self._num_characters += len(token)
-            found = self._seen[token] = self._split(token)
+            if self._cached_chars + len(token) > _MAX_CACHED_CHARS:
+                self._cache.clear()
+                self._cached_chars = 0
+            self._cached_chars += len(token)
+            found = self._cache[token] = self._split(token)
         return found
 
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
-        """The words of each token, without spans."""
+        """Yield the words of each token, without spans."""
         for token in tokens:
-            words = self._obvious(token)  # not worth remembering
+            words = self._split_simple(token)  # not worth caching
             if words is None:
                 words = tuple([piece.word for piece in self.token(token)])
             elif self.splitting.lowercase:
@@ -152,12 +144,12 @@ class Splitter:
             yield words
 
     def join(self, words: Iterable[str]) -> str:
-        """Readable text: the inverse of `words`, but for white space and what a rule replaces."""
+        """Return readable text: the inverse of `words`, except for white space and replacements."""
         joiner = self.joiner()
         return "".join(joiner.add(word) for word in words)
 
     def joiner(self) -> Joiner:
-        """The same for one line whose words come one at a time."""
+        """Return a `Joiner` to join the words of one line one at a time."""
         return Joiner(self.splitting.rule)
 
     def _split(self, token: str) -> tuple[Piece, ...]:
@@ -166,9 +158,11 @@ class Splitter:
             pieces = [piece._replace(word=lowercase(piece.word)) for piece in pieces]
         return tuple(pieces)
 
-    def _obvious(self, token: str) -> tuple[str, ...] | None:
-        """The words of most tokens, without the pattern: letters and digits, perhaps with a mark in
-        front or after them; None for the others."""
+    def _split_simple(self, token: str) -> tuple[str, ...] | None:
+        """Split letters and digits with at most one mark; None for all other tokens.
+
+        Most tokens are like this, and the pattern is slow.
+        """
         if self.splitting.rule == "whitespace":
             return (token,)
         if not token.isascii() or len(token) > _LONGEST_STRETCH:
@@ -176,15 +170,15 @@ class Splitter:
         if token.isalnum():
             return (token,)
         word, mark = token[:-1], token[-1]
-        if mark in _MARKS_BEHIND and word.isalnum():
+        if mark in _TRAILING_MARKS and word.isalnum():
             is_abbreviation = mark == "." and (len(word) == 1 or word in _EVER_ABBREVIATED)
             return None if is_abbreviation else (word, mark)
         mark, word = token[0], token[1:]
-        return (mark, word) if mark in _MARKS_IN_FRONT and word.isalnum() else None
+        return (mark, word) if mark in _LEADING_MARKS and word.isalnum() else None
 
 
 def lowercase(word: str) -> str:
-    """In lower case, unless that would make a special of it, such as a line end of `</S>`."""
+    """Lowercase a word, unless the result is a special token (`</S>`)."""
     lowered = word.lower()
     return word if lowered in SPECIALS else lowered
 
@@ -198,19 +192,19 @@ def _whitespace(lowercased: bool) -> _Rule:
 
 # --- words ---
 
-# White space in a pattern is for the reader; an apostrophe is \x27 where it would end the string.
+# Patterns use (?x), so white space in them is ignored; \x27 is an apostrophe.
 _SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-# Joiners that shape letters, and soft hyphens, are parts of the words they stand in.
+# Zero-width joiners and soft hyphens belong to the word they are in.
 _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_\u00AD\u200C\u200D]&&[^{_SPACELESS}]]"
 
 _WORDS = rf"""(?x)
     {SPECIALS[UNKNOWN]}
-    # Addresses, up to their last letter, digit or slash.
+    # URLs and e-mail addresses, up to their last letter, digit or slash.
   | (?: [A-Za-z][A-Za-z0-9+.\-]{{0,15}}:// | [Ww]{{3}}\. ) \S* [\p{{L}}\p{{N}}/]
   | [\p{{L}}\p{{N}}_.%+\-]{{1,64}} @ [\p{{L}}\p{{N}}\-]{{1,63}} (?: \. [\p{{L}}\p{{N}}\-]{{1,63}} )+
-    # Initials, perhaps followed by a word: U.S., U.S.-led.
+    # Initials, optionally followed by a word: U.S., U.S.-led.
   | (?: \p{{L}} \p{{M}}* \. ){{2,}} (?: {_LETTER}+ | (?: - {_LETTER}+ )+ )?
-    # Words and numbers, with what may stand inside them.
+    # Words and numbers, with the marks that are allowed inside them.
   | (?: \A [-+\u2212] (?= \.?\d ) )? (?: (?<! {_LETTER} ) \. (?= \d ) )?
     {_LETTER}+
     (?: (?: ['\u2019\-\u2010\u2011&]
@@ -219,7 +213,7 @@ _WORDS = rf"""(?x)
     (?: - (?= ,|\z ) )?
   | [{_SPACELESS}] \p{{M}}*
   | \.{{2,}} | -{{2,}} | [!?]{{2,}} | \x27\x27 | ``
-    # Anything else, with all that modifies it.
+    # Any other character, with its modifiers.
   | \X
 """
 
@@ -231,7 +225,7 @@ def _words(lowercased: bool) -> _Rule:
 
 # --- wikitext ---
 
-# What follows an apostrophe in one word with it.
+# Endings that form one word with the apostrophe before them.
 _AFTER_APOSTROPHE = """
     s t m re ve d ll
     clock \u00e9tat Brien Reilly Connor Connors Neill Neil Neal Malley Donnell Sullivan Hara Leary
@@ -243,7 +237,7 @@ _ABBREVIATIONS = """
     St Dr Mr Mrs Ms Messrs Mme Mlle Jr Sr Bros vs Gen Lt Col Sgt Maj Brig Capt Cpl Cmdr Pvt Rev Hon
     Prof Rep Sen Gov Inc Ltd Corp Nos pp al etc var subsp spp cf Nr Nov Dec Jan Oct Feb Aug
 """
-# With a capital only: in lower case they are words that may end a sentence.
+# Only with a capital: in lower case these are words that can end a sentence.
 _CAPITALISED_ABBREVIATIONS = "No Co Op Bus Bart"
 _EVER_ABBREVIATED = frozenset(
     f"{_ABBREVIATIONS} {_ABBREVIATIONS.lower()} {_CAPITALISED_ABBREVIATIONS}".split()
@@ -253,12 +247,12 @@ _ALNUM = r"[\p{L}\p{M}\p{N}]"
 
 _WIKITEXT = rf"""(?x)
     {"|".join(SPECIALS)} | <formula> | @[-,.]@
-    # A number with separators, which become words later. What holds letters too is a word.
+    # A number with separators, which become words later. With letters in it, it is a word.
   | (?: (?<! {_ALNUM} ) - )? \d++ (?: [.,] \d++ )++ (?! {_ALNUM} )
     # U.S., U.S.-based; J., Mr.
   | {_ALNUM}+ (?: \. {_ALNUM}+ )+ \. (?! {_ALNUM} | \. ) (?: - {_ALNUM}+ )*
   | (?: \p{{L}} \p{{M}}* | ABBREVIATIONS ) \. (?! {_ALNUM} | \. )
-    # Words, with a hyphen before or after unless a word lies on the other side too.
+    # Words, with a hyphen before or after unless it is between two words.
   | (?: (?<! {_ALNUM} ) - (?= \.?{_ALNUM} ) )? (?: \. (?= \d ) )?
     {_ALNUM}+ (?: (?: \. | (?<= \d ) , (?= \d ) ) {_ALNUM}+ )*
     (?: - (?! - | {_ALNUM} ) )?
@@ -272,7 +266,7 @@ _PART_OF_NUMBER = re.compile(r"-?\d+|[.,]")
 
 
 def _wikitext(lowercased: bool) -> _Rule:
-    """Lowercased forms are known as well, so that words are not split further a second time."""
+    """Includes lowercased forms, so that splitting the result again changes nothing."""
     endings, abbreviations = _AFTER_APOSTROPHE.split(), _ABBREVIATIONS.split()
     endings += [form(word) for word in endings for form in (str.lower, str.upper)]
     if lowercased:
@@ -283,7 +277,7 @@ def _wikitext(lowercased: bool) -> _Rule:
     parts = _compiled(pattern.replace("AFTER_APOSTROPHE", "|".join(endings)))
 
     def pieces(token: str) -> list[Piece]:
-        if len(token) == 1:  # also a typographic mark, which WikiText has here and there
+        if len(token) == 1:  # keeps typographic marks, which WikiText also has
             return [Piece(token, 0, 1)]
         found: list[Piece] = []
         for part, (start, end) in parts(token):
@@ -303,7 +297,6 @@ def _wikitext(lowercased: bool) -> _Rule:
 
 
 def _is_alnum(character: str) -> bool:
-    """Whether there is one, and it is a letter, a mark or a digit."""
     return character != "" and unicodedata.category(character)[0] in "LMN"
 
 
@@ -321,8 +314,8 @@ _RULES: dict[str, Callable[[bool], _Rule]] = {
 
 
 def _compiled(pattern: str) -> Callable[[str], _Parts]:
-    """Cuts a token into the matches of a pattern that covers all of it."""
-    # Here, so that processes that read text by white space need not load the library.
+    """Return a function that cuts a token into the matches of a pattern."""
+    # Imported here because plain white-space splitting does not need it.
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str

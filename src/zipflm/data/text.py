@@ -1,12 +1,8 @@
-"""Reading text: files, URLs, globs, standard input, compressed or not, as chunks of whole lines.
+"""Read text as chunks of whole lines, from files, URLs, globs or standard input.
 
-A chunk is bytes or, for a plain file, the range of bytes that a worker reads for itself. Refuses
-empty files and endless lines; leaves decoding to the caller. Text in another encoding than UTF-8 is
-UTF-8 from here on.
-
-URLs (`s3://`, `gs://`, `hdfs://`, `file://` ...) are read by fsspec, which is imported when a text
-needs it. Local files are not: its local files cannot be pipes, its reader of .zst takes a file that
-was cut for a whole one, and that of .zip reads the first member alone.
+Compressed files are decompressed, and other encodings are converted to UTF-8. Empty files and
+extremely long lines are errors. URLs are read with fsspec. Local files are not: fsspec cannot open
+pipes, accepts a truncated .zst, and reads only the first member of a .zip.
 """
 
 from __future__ import annotations
@@ -32,34 +28,32 @@ from zipflm.messages import unquoted
 
 CHUNK_BYTES = 1 << 22
 MAX_LINE_BYTES = 1 << 24
-"""No sentence is that long: such a file is not text, or has no line ends.
-
-Counted from the end of a chunk, so that a line that begins inside one may have `CHUNK_BYTES` more.
-"""
+"""A file with a longer line is not text, or has no line ends. A line may exceed this by up to
+`CHUNK_BYTES`, because it is counted from the end of a chunk."""
 
 STDIN = "-"
 UTF_8 = "utf-8"
 _STORED_BYTES = 1 << 12
-"""Bytes of a .zst file decompressed at once. A block of four bytes may stand for 128 KiB, so this
-bounds the memory that a hostile file can ask for."""
+"""Bytes of a .zst file to decompress at once. Four bytes can expand to 128 KiB, so this limits the
+memory that a hostile file can use."""
 _READ_BYTES = 1 << 20
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-_URL = re.compile(r"[a-z][a-z0-9+]+://.")  # one letter is a drive
+_URL = re.compile(r"[a-z][a-z0-9+]+://.")  # a single letter is a drive
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
-"""Raised by the readers of damaged files."""
+"""Raised when decompressing damaged files."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of one source, from byte `start` of its uncompressed text."""
+    """Whole lines of one source, starting at byte `start` of its uncompressed text."""
 
     source: str
     start: int
     size: int
     data: bytes | None
-    """None for a plain file or object: read `size` bytes at `start`."""
+    """None for an uncompressed file: a worker reads `size` bytes at `start` itself."""
     consumed: int
-    """Bytes of the source as stored that this chunk took, for a progress bar."""
+    """Stored bytes of the source that this chunk took, for progress bars."""
 
     def read(self) -> bytes:
         if self.data is not None:
@@ -72,7 +66,7 @@ class Chunk:
                 file.seek(self.start)
                 data = file.read(self.size)
         if len(data) != self.size:
-            raise ValueError(f"{self.source}: became shorter while it was read")
+            raise ValueError(f"{self.source}: was truncated while being read")
         return data
 
 
@@ -82,29 +76,29 @@ def is_url(name: str) -> bool:
 
 @contextmanager
 def _remote(name: str) -> Iterator[tuple[Any, str]]:
-    """The fsspec file system of a URL and the path in it; errors of its library name the URL."""
+    """Yield the fsspec file system of a URL and the path in it. Errors name the URL."""
     import fsspec
 
     try:
         found = fsspec.core.url_to_fs(name)
     except ImportError as error:
-        raise ValueError(f"{name}: {error}; install what reads such URLs") from None
+        raise ValueError(f"{name}: {error}; install the package for such URLs") from None
     except ValueError as error:
         raise ValueError(
-            f"{name}: {error}; texts are files, or URLs such as s3://, gs://, hdfs:// and file://"
+            f"{name}: {error}; use a file, or a URL such as s3://, gs://, hdfs:// or file://"
         ) from None
     try:
         yield found
     except (ValueError, OSError):
         raise
-    except Exception as error:  # of one of many libraries, each with its own
-        raise OSError(f"{name}: cannot be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # each file system's library has its own exceptions
+        raise OSError(f"{name}: could not be read: {type(error).__name__}: {error}") from error
 
 
 def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
-    """File names for names, URLs and globs, those of a glob sorted; `-` is standard input.
+    """Return file names for names, URLs and globs; `-` is standard input.
 
-    Raises FileNotFoundError for a name or glob that stands for no file.
+    Raises FileNotFoundError for a name or glob without a file.
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
@@ -113,7 +107,7 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
             raise FileNotFoundError(f"{pattern}: no such file")
         names += found
     if names.count(STDIN) > 1:
-        raise ValueError("standard input can be read once only")
+        raise ValueError("-: standard input can be read only once")
     return names
 
 
@@ -142,11 +136,11 @@ def _expand_path(pattern: str) -> list[str]:
 
 
 def _folder(name: str) -> IsADirectoryError:
-    return IsADirectoryError(f"{name}: a folder; name its files, e.g. '{name}/*.txt'")
+    return IsADirectoryError(f"{name}: is a folder; give its files, e.g. '{name}/*.txt'")
 
 
 def identity(name: str) -> str:
-    """The same for two names of one text."""
+    """Return a canonical name, equal for two names of the same text."""
     if is_url(name):
         with _remote(name) as (files, path):
             if "file" not in files.protocol:
@@ -156,7 +150,7 @@ def identity(name: str) -> str:
 
 
 def stored_size(names: Iterable[str]) -> int | None:
-    """Bytes as stored in all; None if standard input or a pipe is among them."""
+    """Return the total stored bytes, or None if a source is standard input or a pipe."""
     total = 0
     for name in names:
         if is_url(name):
@@ -171,27 +165,27 @@ def stored_size(names: Iterable[str]) -> int | None:
 
 
 def check_encoding(encoding: str) -> str:
-    """The encoding's own name, `utf-8` for every spelling of that; ValueError if there is no such.
+    """Return the canonical name of an encoding. Raises ValueError if it does not exist.
 
     >>> check_encoding("UTF8"), check_encoding("latin1")
     ('utf-8', 'iso8859-1')
     """
     try:
-        "".encode(encoding)  # which refuses codecs that are not of text
+        "".encode(encoding)  # rejects codecs that are not for text
         return codecs.lookup(encoding).name
     except (LookupError, ValueError):
         raise ValueError(
-            f"--encoding {unquoted(encoding)}: there is no such; try latin-1, cp1252 or utf-16"
+            f"--encoding {unquoted(encoding)}: unknown; try latin-1, cp1252 or utf-16"
         ) from None
 
 
 def chunks(
     name: str, size: int = CHUNK_BYTES, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[Chunk]:
-    """All of one source, in order, cut after line ends.
+    """Yield one source in order, cut after line ends.
 
-    Bytes that are not of the encoding are a ValueError, or U+FFFD if `errors` is `replace`; those
-    that are not UTF-8 are left to the caller.
+    Bytes that are invalid in another encoding raise ValueError, or become U+FFFD if `errors` is
+    `replace`. Invalid UTF-8 is passed on.
     """
     encoding = check_encoding(encoding)
     if is_stored(name) and not name.endswith(_SUFFIXES) and encoding == UTF_8:
@@ -204,17 +198,17 @@ def chunks(
 
 
 def is_stored(name: str) -> bool:
-    """Whether a source can be read again, unlike standard input or a pipe (`<(zcat ...)`)."""
+    """Return whether a source can be read again, unlike standard input or a pipe."""
     return name != STDIN and (is_url(name) or os.path.isfile(name))
 
 
 def line_groups(
     name: str, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[tuple[list[bytes], int]]:
-    """Lines without their ends, all that have arrived at a time, and the bytes they took as stored.
+    """Yield all lines that have arrived, without line ends, and the stored bytes they took.
 
-    Unlike `chunks`, which wait until they are full: a program that writes into a pipe line by line
-    may be waiting for an answer. Lines end at line feeds, carriage returns, or both.
+    Unlike `chunks` this does not wait for more: a program that writes to a pipe line by line may
+    be waiting for an answer. Lines end at line feeds, carriage returns, or both.
     """
     is_first = True
     for data, consumed in _whole_lines(name, 1, check_encoding(encoding), errors):
@@ -243,13 +237,13 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
 
 
 def _whole_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
-    """Lines with their ends, at least `size` bytes at a time, and the bytes they took as stored."""
+    """Yield lines with their ends, at least `size` bytes, and the stored bytes they took."""
     held, start, before, now = bytearray(), 0, 0, 0
     for data, now in _blocks(name, encoding, errors):
         held += data
         if len(held) < size:
             continue
-        # After the last whole line end; a carriage return at the very end may be half of one.
+        # Cut after the last line end. A final carriage return may be half of one.
         cut = max(held.rfind(b"\n"), held.rfind(b"\r", 0, len(held) - 1)) + 1
         if cut:
             yield bytes(held[:cut]), now - before
@@ -270,12 +264,12 @@ def _empty(name: str) -> ValueError:
 def _endless_line(name: str, start: int) -> ValueError:
     return ValueError(
         f"{shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
-        "bytes; put line ends into the text, one sentence or paragraph a line"
+        "bytes; use one sentence or paragraph per line"
     )
 
 
 def _blocks(name: str, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
-    """The uncompressed text in UTF-8 as it arrives, and the bytes read so far as stored."""
+    """Yield the uncompressed text in UTF-8 as it arrives, and the stored bytes read so far."""
     with _stored(name) as raw:
         blocks, position = _uncompressed(name, raw), 0
         if encoding != UTF_8:
@@ -285,14 +279,14 @@ def _blocks(name: str, encoding: str, errors: str) -> Iterator[tuple[bytes, int]
                 position = raw.tell() if raw.seekable() else position + len(block)
                 yield block, position
         except _DAMAGED as error:
-            if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            if isinstance(error, OSError) and error.errno is not None:  # a disk error
                 raise
-            raise ValueError(f"{shown(name)}: damaged or cut short: {error}") from None
+            raise ValueError(f"{shown(name)}: damaged or truncated: {error}") from None
 
 
 @contextmanager
 def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
-    """The source as it is stored; `block` bytes of a URL are fetched at a time."""
+    """Open the stored bytes of a source. URLs are fetched `block` bytes at a time."""
     try:
         if name == STDIN:
             yield sys.stdin.buffer
@@ -300,7 +294,7 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
             with (
                 _remote(name) as (files, path),
                 files.open(path, "rb", block_size=block) as file,
-                # Files of fsspec lack some ways of reading that Python's have.
+                # fsspec files lack some methods of Python files.
                 io.BufferedReader(file, block) as buffered,
             ):
                 yield buffered
@@ -308,26 +302,25 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
             with open(name, "rb") as file:
                 yield file
     except OSError as error:
-        if error.errno is not None and error.filename is None:  # reading does not name the file
+        if error.errno is not None and error.filename is None:  # errors of read() name no file
             error.filename = shown(name)
         raise
 
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
-    """Text in another encoding as UTF-8."""
     decoder = codecs.getincrementaldecoder(encoding)(errors)
     before = 0
     for data in chain(blocks, [b""]):
-        # The decoder holds back the beginning of a character, and counts from there.
+        # The decoder holds back incomplete characters and counts positions from there.
         held = len(decoder.getstate()[0])
         try:
-            # Encoding may fail as well: some codecs let halves of characters pass.
+            # Encoding may fail as well: some codecs accept lone surrogates.
             text = decoder.decode(data, final=not data).encode()
         except UnicodeError as error:
             place = before - held + getattr(error, "start", 0)
             raise ValueError(
-                f"{shown(name)}: not {encoding} near byte {place}; give another --encoding, or "
-                "mend the text"
+                f"{shown(name)}: not {encoding} near byte {place}; use another --encoding or fix "
+                "the text"
             ) from None
         before += len(data)
         yield text
@@ -347,11 +340,11 @@ def _uncompressed(name: str, raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
-    """Frames one after the other. The library's own reader takes a cut file for a whole one."""
+    """Decompress frame by frame, because zstandard's own reader accepts truncated files."""
     try:
         import zstandard
     except ImportError:
-        raise ValueError(f"{name}: needs the package zstandard: pip install zstandard") from None
+        raise ValueError(f"{name}: needs zstandard; pip install zstandard") from None
     frame: Any = None
     while stored := raw.read(_STORED_BYTES):
         while stored:
@@ -364,20 +357,20 @@ def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
             if frame.eof:
                 frame = None
     if frame is not None:
-        raise EOFError("it ends inside a frame")
+        raise EOFError("the last frame is incomplete")
 
 
 def encoding_hint(data: bytes) -> str:
-    """A suggestion for text that is not UTF-8, by how it begins."""
-    # Windows writes UTF-16 with a mark in front; without one, every other byte of most text is 0.
+    """Suggest an encoding for text that is not UTF-8."""
+    # UTF-16 has a byte order mark, or every other byte of most text is 0.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "it begins as UTF-16 does: give --encoding utf-16"
+        return "it looks like UTF-16: use --encoding utf-16"
     if data[:200:2].count(0) > 80 or data[1:200:2].count(0) > 80:
         big = data[:200:2].count(0) > 80
-        return f"it looks like UTF-16: give --encoding utf-16-{'be' if big else 'le'}"
-    return "give its --encoding (latin-1, cp1252, utf-16 ...)"
+        return f"it looks like UTF-16: use --encoding utf-16-{'be' if big else 'le'}"
+    return "set --encoding (latin-1, cp1252, utf-16 ...)"
 
 
 def shown(name: str) -> str:
-    """The name of a source in messages."""
+    """Return the name of a source for messages."""
     return "standard input" if name == STDIN else name

@@ -1,15 +1,15 @@
-"""The token file: ids of one split in the smallest integer type, memory-mapped, with sentences.
+"""Token files: the memory-mapped ids of one split and the offsets of its sentences.
 
 Layout, little endian: a 128-byte header (magic, version, bytes per id, numbers of tokens and
-sentences, vocabulary size and hash), the ids, zeros up to a multiple of 8 bytes, then one uint64
-offset per sentence start and the end of the last. Opening reads the header alone. Knows ids, not
-words.
+sentences, vocabulary size and hash), the ids in the smallest integer type, zeros up to a multiple
+of 8 bytes, then one uint64 offset per sentence start and the end of the last sentence.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,12 +45,12 @@ class Tokens(Protocol):
     def offsets(self) -> NDArray[Any]: ...
 
     def require_whole(self) -> None:
-        """ValueError if the tokens can no longer be read."""
+        """Raise ValueError if the tokens can no longer be read."""
 
 
 @dataclass(frozen=True)
 class TokenArray:
-    """Tokens in memory, for text that is not worth a file."""
+    """Tokens in memory."""
 
     ids: NDArray[Any]
     offsets: NDArray[Any]
@@ -60,7 +60,7 @@ class TokenArray:
         return len(self.ids)
 
     def require_whole(self) -> None:
-        """Always: they are in memory."""
+        """Do nothing: tokens in memory cannot change."""
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int] | NDArray[Any]]) -> TokenArray:
@@ -72,30 +72,28 @@ class TokenArray:
 
 
 class TokenFile:
-    """One split, memory-mapped: `ids` and `offsets` are read-only views, no copy is made."""
+    """A memory-mapped split. `ids` and `offsets` are read-only views."""
 
     num_sentences: int
     vocabulary_size: int
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open a token file; ValueError if it is another file, of another version, or cut short."""
+        """Open a token file. Raises ValueError for other files, other versions or truncation."""
         self.path: str = os.fspath(path)
         require_file(path)
         with open(path, "rb") as file:
             header = file.read(_HEADER_SIZE)
             self._size = os.fstat(file.fileno()).st_size
             if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
-                raise ValueError(
-                    f"{self.path}: not a zipflm token file, or cut short in its header"
-                )
-            # It keeps the file open, which tells of a change of its size (`require_whole`).
+                raise ValueError(f"{self.path}: not a zipflm token file, or truncated")
+            # The map keeps the file open, so `require_whole` can see its size change.
             self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
         _, version, width, tokens, self.num_sentences, self.vocabulary_size, digest = (
             _HEADER.unpack_from(header)
         )
         if version != _VERSION or width not in _TYPES:
             raise ValueError(
-                f"{self.path}: token file of version {version} with {width} bytes an id; this "
+                f"{self.path}: token file version {version} with {width} bytes per id, but this "
                 f"release reads version {_VERSION}; prepare the data again"
             )
         self.vocabulary_hash: str = digest.decode("ascii", "replace").rstrip("\0")
@@ -103,8 +101,8 @@ class TokenFile:
         expected = self._offsets_at + 8 * (self.num_sentences + 1)
         if self._size != expected:
             raise ValueError(
-                f"{self.path}: {self._size} bytes where its header promises {expected}: cut short "
-                "or damaged; prepare the data again"
+                f"{self.path}: truncated or damaged, {self._size} bytes instead of {expected}; "
+                "prepare the data again"
             )
         self.ids: Ids = np.ndarray((tokens,), _TYPES[width], self._map, _HEADER_SIZE)
 
@@ -113,33 +111,33 @@ class TokenFile:
 
     @cached_property
     def offsets(self) -> NDArray[np.uint64]:
-        """Start of every sentence, then the number of tokens; ValueError if they are not that."""
+        """Start of every sentence, then the number of tokens."""
         self.require_whole()
         shape = (self.num_sentences + 1,)
         offsets: NDArray[np.uint64] = np.ndarray(shape, np.uint64, self._map, self._offsets_at)
-        # A wrong one could ask for a batch of any size. Every sentence has its `</s>` at least.
-        if offsets[0] != 0 or offsets[-1] != len(self) or not _rises(offsets):
+        # Wrong offsets could request a batch of any size.
+        if offsets[0] != 0 or offsets[-1] != len(self) or not _is_increasing(offsets):
             raise ValueError(
-                f"{self.path}: damaged: its sentences do not follow one another from 0 to "
-                f"{len(self)}; prepare the data again"
+                f"{self.path}: damaged, sentence offsets do not increase from 0 to {len(self)}; "
+                "prepare the data again"
             )
         return offsets
 
     def require_whole(self) -> None:
-        """ValueError if the file has been cut or added to since it was opened.
+        """Raise ValueError if the file size has changed since it was opened.
 
-        The system ends a process that reads a mapped file past its end.
+        Reading a mapped file past its end would kill the process.
         """
         size = self._map.size()
         if size != self._size:
             raise ValueError(
-                f"{self.path}: changed while it was in use: {size} bytes, no longer {self._size}; "
-                "prepare the data again"
+                f"{self.path}: changed while in use, from {self._size} to {size} bytes; prepare "
+                "the data again"
             )
 
 
 class TokenWriter:
-    """Writes a token file piece by piece in bounded memory; complete only after a clean exit."""
+    """Writes a token file incrementally. The file is valid only after a clean exit."""
 
     def __init__(self, path: str | PathLike[str], vocabulary_size: int, digest: str) -> None:
         self._size, self._digest = vocabulary_size, digest
@@ -147,24 +145,23 @@ class TokenWriter:
         self.num_tokens: int = 0
         self.num_sentences: int = 0
         self._file = open(path, "w+b")
-        # Offsets wait in a file of their own: a billion words have thirty million of them.
-        self._waiting_path = f"{os.fspath(path)}.offsets"
-        self._waiting = open(self._waiting_path, "w+b")
+        # Offsets go to a temporary file: a billion words have thirty million of them.
+        self._offsets_path = f"{os.fspath(path)}.offsets"
+        self._offsets = open(self._offsets_path, "w+b")
         self._file.write(b"\0" * _HEADER_SIZE)
 
     def write(self, ids: NDArray[Any], ends: NDArray[Any]) -> None:
-        """Append ids; `ends` are the positions just after each sentence that ends in them."""
+        """Append ids. `ends` are the positions after each sentence end among them."""
         self._file.write(ids.astype(self.dtype).tobytes())
-        self._waiting.write((ends.astype(np.uint64) + np.uint64(self.num_tokens)).tobytes())
+        self._offsets.write((ends.astype(np.uint64) + np.uint64(self.num_tokens)).tobytes())
         self.num_tokens += len(ids)
         self.num_sentences += len(ends)
 
     def _finish(self) -> None:
         end = _HEADER_SIZE + self.num_tokens * self.dtype.itemsize
         self._file.write(b"\0" * (_aligned(end) - end) + b"\0" * 8)
-        self._waiting.seek(0)
-        while piece := self._waiting.read(_COPY_BYTES):
-            self._file.write(piece)
+        self._offsets.seek(0)
+        shutil.copyfileobj(self._offsets, self._file, _COPY_BYTES)
         self._file.seek(0)
         counts = self.num_tokens, self.num_sentences, self._size
         header = _MAGIC, _VERSION, self.dtype.itemsize, *counts, self._digest.encode()
@@ -183,16 +180,14 @@ class TokenWriter:
     ) -> None:
         if kind is None:
             self._finish()
-        # After an error, closing may fail again for the same reason (a full disk).
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            self._waiting.close()
-        os.unlink(self._waiting_path)
+        for file in (self._file, self._offsets):
+            with suppress(OSError):  # closing may fail again on a full disk
+                file.close()
+        os.unlink(self._offsets_path)
 
 
-def _rises(offsets: NDArray[np.uint64]) -> bool:
-    """Each is greater than the one before; compared piece by piece, as there may be millions."""
+def _is_increasing(offsets: NDArray[np.uint64]) -> bool:
+    """Compares in pieces, because there may be millions of offsets."""
     starts = range(0, len(offsets) - 1, _COMPARED)
     pieces = (offsets[start : start + _COMPARED + 1] for start in starts)
     return all(bool(np.all(piece[:-1] < piece[1:])) for piece in pieces)

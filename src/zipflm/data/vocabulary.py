@@ -1,7 +1,7 @@
-"""Words and their ids: four specials, then words by falling count, then fillers.
+"""Vocabularies: four special tokens, then words by descending count, then fillers.
 
-The order, the padding to a multiple of 8 and the file format are fairseq's, so that its `dict.txt`
-loads to the same ids. Knows nothing of texts, token files or models.
+Order, padding to a multiple of 8 and file format match fairseq, so its `dict.txt` gives the same
+ids.
 """
 
 from __future__ import annotations
@@ -19,33 +19,29 @@ SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 BEGIN, PAD, END, UNKNOWN = range(4)
 
 FILLER = "madeupword"
-"""Prefix of the names of filler ids, as in fairseq."""
+"""Name prefix of filler ids, as in fairseq."""
 CONTINUES = "@@"
-"""How a piece of a word ends that the next one continues, as subword-nmt writes it."""
+"""Suffix of every piece but the last of a word, as in subword-nmt."""
 
-# fairseq's mark for an entry that takes a name already given, e.g. a second `<unk>`.
+# fairseq's mark for an entry that replaces an earlier one, e.g. a second `<unk>`.
 _OVERWRITE = "#fairseq:overwrite"
 
-# Of a count that fits into 64 bits.
-_MAX_DIGITS = 18
+_MAX_DIGITS = 18  # so that counts fit into 64 bits
 
 
 class Vocabulary:
-    """Ids of words; `words[id]` and `counts[id]` go the other way.
-
-    The counts of the four specials are 0, because the file format has no place for them.
-    """
+    """Maps words to ids. `words[id]` and `counts[id]` map back; special tokens have count 0."""
 
     def __init__(self, words: Iterable[str], counts: Iterable[int]) -> None:
-        """All words in the order of their ids, the specials first."""
+        """`words` are in the order of their ids, the special tokens first."""
         self.words: list[str] = list(words)
         self.counts: NDArray[np.int64] = np.array(list(counts), dtype=np.int64)
         if tuple(self.words[:4]) != SPECIALS or len(self.words) != len(self.counts):
             raise ValueError(
-                f"a vocabulary has {' '.join(SPECIALS)} as its first words and one count per word, "
-                f"not {self.words[:4]} and {len(self.counts)} counts for {len(self.words)} words"
+                f"a vocabulary begins with {' '.join(SPECIALS)} and has one count per word, not "
+                f"{self.words[:4]} and {len(self.counts)} counts for {len(self.words)} words"
             )
-        # A later entry wins, as fairseq's overwriting ones do; `load` refuses other duplicates.
+        # A later entry wins, as in fairseq. `load` rejects duplicates that are not marked.
         self.index: dict[str, int] = {word: i for i, word in enumerate(self.words)}
 
     @classmethod
@@ -59,7 +55,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """Rank words by count, ties by code point.
 
-        `max_size` counts the specials; fillers up to a multiple of `multiple` come on top of it.
+        `max_size` includes the special tokens, but not the fillers up to a multiple of `multiple`.
         """
         kept = sorted(
             (-count, word)
@@ -76,37 +72,41 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | PathLike[str], data: bytes | None = None) -> Vocabulary:
-        """Read `word count` lines, which leave out the four specials.
+        """Read `word count` lines, without the special tokens, from `path` or from its `data`.
 
-        `data` is what the file holds, where that had to be uncompressed. Raises ValueError, naming
-        the line, for duplicate or unsorted entries.
+        Raises ValueError, naming the line, for duplicate or unsorted entries.
         """
         words: list[str] = list(SPECIALS)
         counts = [0] * len(SPECIALS)
         lines_of: dict[str, int] = dict.fromkeys(SPECIALS, 0)
-        lines = _decode(path, Path(path).read_bytes() if data is None else data).split("\n")
+        try:
+            lines = (Path(path).read_bytes() if data is None else data).decode().split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path}: not UTF-8 at byte {error.start}; give a vocabulary file"
+            ) from None
         if lines[-1] == "":
             lines.pop()
         for number, line in enumerate(lines, start=1):
             word, count, overwrites = _parse(path, number, line)
             if word in lines_of and not overwrites:
-                where = f"line {lines_of[word]}" if lines_of[word] else "the specials"
-                raise ValueError(f"{path}: line {number}: {word!r} is already in {where}")
+                where = f"in line {lines_of[word]}" if lines_of[word] else "a special token"
+                raise ValueError(f"{path}: line {number}: {word!r} is already {where}")
             if number > 1 and count > counts[-1]:
                 raise ValueError(
-                    f"{path}: line {number}: count {count} of {word!r} is above the {counts[-1]} "
-                    "before it; sort a list of your own by falling count (not that of a trained "
-                    "model, which would mix up its words)"
+                    f"{path}: line {number}: count {count} of {word!r} is higher than the previous "
+                    f"count {counts[-1]}; sort by descending count (but do not reorder the "
+                    "vocabulary of a trained model)"
                 )
             lines_of[word] = number
             words.append(word)
             counts.append(count)
         if len(words) == len(SPECIALS):
-            raise ValueError(f"{path}: holds no word; expected lines of a word and its count")
+            raise ValueError(f"{path}: contains no words; expected lines of a word and its count")
         return cls(words, counts)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write what `load` and fairseq read."""
+        """Write the format that `load` and fairseq read."""
         seen: set[str] = set(SPECIALS)
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             for word, count in zip(self.words[4:], self.counts[4:].tolist(), strict=True):
@@ -124,7 +124,7 @@ class Vocabulary:
         return isinstance(other, Vocabulary) and self.words == other.words
 
     def id(self, word: str) -> int:
-        """The word's id, that of `<unk>` where it has none."""
+        """Return the id of a word, or that of `<unk>`."""
         return self.index.get(word, UNKNOWN)
 
     def ids(self, words: Collection[str]) -> NDArray[np.int64]:
@@ -133,22 +133,22 @@ class Vocabulary:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the words in order: two vocabularies with the same ids have the same hash."""
+        """SHA-256 of the words in order."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
 
     @cached_property
     def ends_word(self) -> NDArray[np.bool_]:
-        """Per id, False for a piece that the next one continues; for a vocabulary of pieces."""
+        """Per id of a BPE vocabulary: whether it is the last piece of a word."""
         return np.array([not word.endswith(CONTINUES) for word in self.words], dtype=np.bool_)
 
     @property
     def num_words(self) -> int:
-        """Entries without specials and fillers."""
+        """Number of entries without special tokens and fillers."""
         return int(np.count_nonzero(self.counts[len(SPECIALS) :]))
 
 
 def _fillers(words: Sequence[str], multiple: int) -> list[str]:
-    """Names for ids that no text has, `madeupword0000` and on, past any that a text did have."""
+    """Return `madeupword0000` and so on, skipping names that are taken."""
     taken, fillers, number = set(words), list[str](), 0
     while (len(words) + len(fillers)) % multiple:
         name = f"{FILLER}{number:04d}"
@@ -158,15 +158,8 @@ def _fillers(words: Sequence[str], multiple: int) -> list[str]:
     return fillers
 
 
-def _decode(path: str | PathLike[str], data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 at byte {error.start}; not a vocabulary") from None
-
-
 def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int, bool]:
-    # rsplit at a plain space, as fairseq does: a word may hold other white space.
+    # Split at the last plain space, as fairseq does: words may contain other white space.
     word, _, field = line.rstrip().rpartition(" ")
     overwrites = field == _OVERWRITE
     if overwrites:

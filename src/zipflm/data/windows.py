@@ -1,7 +1,7 @@
-"""Cut a stream into windows that score every token once, and group windows into batches.
+"""Cut a token stream into windows that score every token once, and group them into batches.
 
-Section 4.3 of the paper. Example: with `block=5, context=2` the parts of ten tokens are 0-3, 3-6,
-6-9, 9-10, and the second window is 1-6, in which the targets 3, 4 and 5 are scored.
+Section 4.3 of the paper. Example: with `block=5, context=2`, ten tokens are cut into the parts
+0-3, 3-6, 6-9 and 9-10. The second window is 1-6, and its targets 3, 4 and 5 are scored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from zipflm.config import Blocks, BreakMode
 from zipflm.data.token_file import Tokens
 
 _AT_ONCE = 1 << 14
-"""As many sentences or windows as a processor's cache has room for."""
+"""Sentences or windows per step; their arrays fit into the CPU cache."""
 _SMALL = 8
-"""Below this part of what fits, a batch leaves the device idle."""
+"""A batch below 1/8 of the token limit leaves the device idle."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Parts with their context, as positions in the stream: targets are `first` to `end`, of which
-    those from `start` on are scored."""
+    """Windows as positions in the stream: targets are `first` to `end`, scored from `start` on."""
 
     first: Positions
     start: Positions
@@ -38,19 +37,19 @@ class Windows:
 
 @dataclass(frozen=True)
 class Rows:
-    """Windows in the order in which they are put into batches."""
+    """Windows in the order in which they are batched."""
 
     runs: Runs
-    """Their lengths."""
+    """Window lengths."""
     windows: Callable[[Positions], Windows]
-    """Those at the given places of the order."""
+    """Returns the windows at the given places in the order."""
 
 
 def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
-    """Boundaries of the parts: ascending, from 0 to the number of tokens.
+    """Return the boundaries of the parts, ascending from 0 to the number of tokens.
 
     `none`: every `size` tokens, the last part shorter. `complete`: as many whole sentences as fit
-    into `size`, a longer one alone. `sentence`: every sentence, whatever `size` is.
+    into `size`, a longer sentence alone. `sentence`: every sentence, regardless of `size`.
     """
     if break_mode == "none":
         total = len(tokens.ids)
@@ -63,10 +62,10 @@ def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
 
 
 def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool, streams: int = 1) -> Rows:
-    """The windows of a stream in its own order, or the shorter ones first.
+    """Return the windows of a stream in order, or sorted by length.
 
-    Of break mode `stream`: the first window of each of `streams` stretches, then the second of
-    each, and so on. They are said to be equally long, though stretches end with shorter ones.
+    With break mode `stream`: the first window of each of `streams` stretches, then the second of
+    each, and so on. All are listed with the same length, although the last of a stretch is shorter.
     """
     if blocks.break_mode == "stream":
         return _stretches(len(tokens.ids), blocks.block, streams)
@@ -90,14 +89,14 @@ def _stretches(total: int, block: int, number: int) -> Rows:
 
 
 def _even_rows(total: int, blocks: Blocks, sorts: bool) -> Rows:
-    """Parts of one size: nothing is kept of them, however many there are."""
+    """Windows over parts of one size, computed on demand: nothing is stored per window."""
     size = blocks.block - blocks.context
     number = -(-total // size)
 
     def windows(parts: Positions) -> Windows:
         return with_context(parts * size, np.minimum((parts + 1) * size, total), blocks)
 
-    # The first ones find less context before them, and the last may be shorter itself.
+    # The first windows have less context, and the last part may be shorter.
     num_first = min(-(-blocks.context // size), number - 1)
     few = np.append(np.arange(num_first), number - 1)
     few_lengths, others = _lengths(windows(few)), number - len(few)
@@ -134,7 +133,7 @@ def _rows_between(bounds: NDArray[Any], blocks: Blocks, sorts: bool) -> Rows:
 
 
 def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
-    """In a type that is small and sorts fast; piecemeal, for new memory is slow memory."""
+    """Lengths in a small type, which sorts fast; in pieces, because fresh memory is slow."""
     pieces = []
     for at in range(0, len(bounds) - 1, _AT_ONCE):
         near = bounds[at : at + _AT_ONCE + 1].astype(np.int64)
@@ -144,7 +143,7 @@ def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
 
 
 def with_context(start: Positions, end: Positions, blocks: Blocks, begin: int = 0) -> Windows:
-    """Parts after as much context as there is since `begin` and as a block has room for."""
+    """Return windows with as much context since `begin` as fits into a block."""
     room = np.clip(blocks.block - (end - start), 0, blocks.context)
     return Windows(np.maximum(start - room, begin), start, end)
 
@@ -152,10 +151,9 @@ def with_context(start: Positions, end: Positions, blocks: Blocks, begin: int = 
 def document_windows(
     begins: Positions, starts: Positions, ends: Positions, blocks: Blocks
 ) -> Windows:
-    """Windows over documents of a stream that know nothing of each other.
+    """Return windows over independent documents of a stream, each scored from `starts` on.
 
-    Each is scored from its start on. One that fits into the block is seen whole, a longer one is
-    cut into parts of `block - context` tokens.
+    Documents longer than a block are cut into parts of `block - context` tokens.
     """
     fits = ends - begins <= blocks.block
     whole, size = fits & (starts < ends), blocks.block - blocks.context
@@ -171,10 +169,9 @@ def document_windows(
 
 
 def batched(windows: Windows, max_tokens: int, *, sorts: bool = True) -> Iterator[Windows]:
-    """Windows of similar length together, or in their order, at most `max_tokens` with padding.
+    """Yield batches of up to `max_tokens` tokens, padding included, sorted by length or in order.
 
-    A batch that is large enough to keep the device busy is not made larger at the price of more
-    than a tenth of padding.
+    A batch that keeps the device busy does not grow if that takes more than 10 % padding.
     """
     lengths = _lengths(windows)
     order: Positions = np.argsort(lengths, kind="stable") if sorts else np.arange(len(lengths))
@@ -194,17 +191,17 @@ def _lengths(windows: Windows) -> Positions:
 
 
 def _pack(offsets: NDArray[Any], size: int) -> Positions:
-    """The first sentence of every part of whole sentences, and the number of sentences."""
+    """Return the first sentence of each part of whole sentences, then the number of sentences."""
     firsts, sentence, total = array("q", [0]), 0, len(offsets) - 1
     while sentence < total:
-        # Where a part must end that begins with sentence i, for many i at once; for so few that
-        # all offsets they can reach, with a token a sentence at least, are in the cache.
+        # For many sentences i at once: the end of a part that begins with i. All offsets that are
+        # within reach fit into the cache.
         start, stop = sentence, min(sentence + _AT_ONCE, total)
         near = offsets[start : min(stop + size, total) + 1]
         limits = near[: stop - start] + np.asarray(size, dtype=offsets.dtype)
         ends = np.searchsorted(near, limits, side="right") - 1
         ends = np.maximum(ends, np.arange(1, stop - start + 1)) + start
-        # Where a part begins is known when the one before has ended: the only Python per part.
+        # A part begins where the one before ends. This is the only Python code run per part.
         view, note = ends.data, firsts.append
         while sentence < stop:
             sentence = view[sentence - start]
@@ -217,15 +214,14 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Runs:
-    """Lengths of rows in their order, with equal neighbours taken together: a few numbers, where
-    billions of tokens have been cut into blocks of one length or sorted."""
+    """Run-length encoded row lengths: a few numbers even for billions of equal or sorted rows."""
 
     lengths: Positions
     ends: Positions
 
     @classmethod
     def of(cls, lengths: NDArray[Any], counts: Positions | None = None) -> Runs:
-        """Group equal neighbours; `counts` is the number of rows of each length, by default one."""
+        """Merge equal neighbours. `counts` is the number of rows per length, by default 1."""
         if len(lengths) == 0:
             return cls(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)
@@ -244,7 +240,7 @@ class Runs:
         return np.append(0, self.ends[:-1])
 
     def lengths_of(self, start: int, stop: int) -> Positions:
-        """The lengths of rows `start` to `stop`, which may exceed the number of rows."""
+        """Return the lengths of rows `start` to `stop`; `stop` may exceed the number of rows."""
         stop = min(stop, self.num_rows)
         first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
         edges = np.clip(np.append(start, self.ends[first : last + 1]), start, stop)
@@ -253,47 +249,43 @@ class Runs:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which rows a batch has, with batches of equally many rows taken together."""
+    """The rows of each batch, stored as pieces of consecutive batches of one size."""
 
     first_rows: Positions
-    """First row of the first batch of each piece."""
+    """First row of each piece."""
     first_batches: Positions
-    """Their numbers, and that of all batches."""
+    """First batch of each piece, then the number of batches."""
     sizes: Positions
-    """Rows of each batch of a piece."""
+    """Rows per batch of each piece."""
 
     def __len__(self) -> int:
         return int(self.first_batches[-1])
 
     def rows(self, batches: Positions) -> tuple[Positions, Positions]:
-        """The first row of each batch, and how many it has."""
+        """Return the first row and the number of rows of each batch."""
         piece = np.searchsorted(self.first_batches, batches, side="right") - 1
         sizes = self.sizes[piece]
         return self.first_rows[piece] + (batches - self.first_batches[piece]) * sizes, sizes
 
 
 def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
-    """Boundaries of batches over rows in the given order.
+    """Return batch boundaries over rows in the given order.
 
-    As many rows as fit into `max_tokens` padded to the longest; a row that is longer goes alone.
+    A batch has as many rows as fit into `max_tokens` when padded. A longer row is a batch alone.
     """
     groups = group_runs(Runs.of(lengths), max_tokens)
     return np.append(groups.rows(np.arange(len(groups)))[0], len(lengths))
 
 
 def group_runs(runs: Runs, max_tokens: int) -> Groups:
-    """The same for rows whose equal neighbours have been taken together.
-
-    Rows of one length fill batches of one size, however many: almost all of a text in blocks, or of
-    one whose rows are sorted.
-    """
+    """Like `group`, for run-length encoded rows. Rows of one length fill batches of one size."""
     rows, batches, sizes, row = array("q"), array("q", [0]), array("q"), 0
     for length, end in zip(runs.lengths.tolist(), runs.ends.tolist(), strict=True):
         most = max(1, max_tokens // length)
         while row < end:
             number, size = (end - row) // most, most
             if number == 0:
-                number, size = 1, _first_batch(runs.lengths_of(row, row + most), max_tokens)
+                number, size = 1, _num_fitting(runs.lengths_of(row, row + most), max_tokens)
             rows.append(row)
             batches.append(batches[-1] + number)
             sizes.append(size)
@@ -301,8 +293,7 @@ def group_runs(runs: Runs, max_tokens: int) -> Groups:
     return Groups(*(np.array(each, dtype=np.int64) for each in (rows, batches, sizes)))
 
 
-def _first_batch(lengths: Positions, max_tokens: int) -> int:
-    """How many rows it has."""
+def _num_fitting(lengths: Positions, max_tokens: int) -> int:
     longest = np.maximum.accumulate(lengths)
     fitting = np.count_nonzero(longest * np.arange(1, len(longest) + 1) <= max_tokens)
     return max(1, int(fitting))

@@ -32,7 +32,7 @@ from zipflm.memory.specs import open_memories
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
 from zipflm.runs.load import LoadedRun, load_run, with_words
-from zipflm.storage import TEMPORARY_REMEDY, naming_full_disk
+from zipflm.storage import TEMPORARY_REMEDY, report_full_disk
 
 Source = str | PathLike[str]
 
@@ -346,7 +346,7 @@ def _prepared(
         errors=errors,
     )
     with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
-        with naming_full_disk(Path(place), TEMPORARY_REMEDY):
+        with report_full_disk(Path(place), TEMPORARY_REMEDY):
             if run.config.num_predicted < run.config.vocab_size:
                 if str(text) == "-":
                     raise ValueError("--text -: this run must read the text twice; use a file")

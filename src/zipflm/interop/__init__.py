@@ -1,1 +1,1 @@
-"""Foreign formats in and out of this package's own."""
+"""Import and export of other formats: fairseq checkpoints and Hugging Face models."""

@@ -1,8 +1,7 @@
-"""fairseq's language models as configs and weights of this package, without fairseq.
+"""Import language models of fairseq, without fairseq.
 
-`fairseq_file` reads a checkpoint, and `fairseq_options` knows what options of old versions meant.
-One table of templates translates the names of weights. Unknown options and weights are refused,
-never replaced by a default.
+`fairseq_file` reads a checkpoint, `fairseq_options` translates old options, and a table of
+templates here translates the names of weights. Unknown options and weights are errors.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import write_imported
 from zipflm.runs.records import ImportedState
 
-# Raised for a text that is not a literal, or not the expected one.
+# Raised for text that is not the expected literal.
 _NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
-# Of a layer, band or convolution, as a part of a weight's name.
+# Number of a layer, band or convolution in the name of a weight.
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 _FUSED = re.compile(r"layers\.([0-9]+)\.self_attn\.in_proj_(weight|bias)")
 
-# fairseq's name -> ours; {} is a number, the same on both sides. None: not a weight.
+# fairseq's name -> our name. {} is a number. None: not a weight.
 _NAMES: dict[str, str | None] = {
     "version": None,
     "adaptive_softmax.version": None,
@@ -103,18 +102,17 @@ _NAMES: dict[str, str | None] = {
 def model_config(
     options: Mapping[str, Any], vocab_size: int, weights: Mapping[str, Tensor] | None = None
 ) -> ModelConfig:
-    """The config of a model with these options (the `args` or `cfg.model` of a checkpoint).
+    """Return the config for the `args` or `cfg.model` of a checkpoint.
 
-    The options of old versions do not say everything; for these, give the `weights`, too.
+    Options of old versions are incomplete; also pass the `weights` for these.
     """
     return config_from_latest(latest_options(options, weights or {}), vocab_size)
 
 
 def config_from_latest(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
-    """The config of a model with options as `latest_options` returns them."""
-    width = options["decoder_embed_dim"]
+    """Return the config for the result of `latest_options`."""
     decoder = TransformerDecoder(
-        dim=width,
+        dim=options["decoder_embed_dim"],
         num_layers=options["decoder_layers"],
         num_heads=options["decoder_attention_heads"],
         ffn_dim=options["decoder_ffn_embed_dim"],
@@ -156,14 +154,14 @@ def _output_config(options: Mapping[str, Any]) -> OutputConfig:
         cutoffs=_cutoffs(options, "adaptive_softmax_cutoff"),
         dim=options["decoder_output_dim"],
         factor=options["adaptive_softmax_factor"],
-        # fairseq has one rate for the input of the whole layer and for the tails.
+        # fairseq has one rate for the input of the layer and for the tails.
         tail_dropout=options["adaptive_softmax_dropout"],
         input_dropout=options["adaptive_softmax_dropout"],
     )
 
 
 def _tie(options: Mapping[str, Any]) -> Tie:
-    # Each kind of output layer has its own option, and ignores the other's.
+    # Each kind of output layer has its own option and ignores the other one.
     if options["adaptive_softmax_cutoff"] is None:
         return Tie.EMBEDDINGS if options["share_decoder_input_output_embed"] else Tie.NONE
     if not options["tie_adaptive_weights"]:
@@ -172,8 +170,7 @@ def _tie(options: Mapping[str, Any]) -> Tie:
 
 
 def _cutoffs(options: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """fairseq evaluates the text, so that brackets around the numbers make no difference."""
-    try:
+    try:  # fairseq evaluates the text, so brackets around the numbers are optional
         value = _literal(options[name])
         return tuple(map(index, value if isinstance(value, tuple | list) else [value]))
     except _NO_LITERAL:
@@ -190,15 +187,15 @@ def _filters(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _literal(text: str) -> Any:
-    with warnings.catch_warnings():  # what Python thinks of a foreign text's style
+    with warnings.catch_warnings():  # SyntaxWarning
         warnings.simplefilter("ignore")
         return ast.literal_eval(text)
 
 
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """fairseq's state dictionary under the names of `LanguageModel(config).state_dict()`.
+    """Rename the weights of a fairseq state dict to those of `LanguageModel(config).state_dict()`.
 
-    Translates names and nothing else; raises ValueError listing those it does not know.
+    Raises ValueError listing unknown names.
     """
     return weights_and_copies(state, config)[0]
 
@@ -206,7 +203,7 @@ def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
 def weights_and_copies(
     state: Mapping[str, Tensor], config: ModelConfig
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights under our names, and apart from them the second copies of tied ones."""
+    """Return the renamed weights, and separately the second copies of tied weights."""
     weights: dict[str, Tensor] = {}
     unknown: list[str] = []
     twice: list[str] = []
@@ -220,13 +217,13 @@ def weights_and_copies(
     if unknown:
         raise ValueError(f"unknown weights: {listed(map(unquoted, sorted(unknown)))}")
     if twice:
-        raise ValueError(f"weights given twice, under two names: {listed(twice)}")
+        raise ValueError(f"duplicate weights under two names: {listed(twice)}")
     copies = {name: weights.pop(name) for name in list(weights) if _original(name, config.tie)}
     return weights, copies
 
 
 def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
-    """The weights of ours that one of fairseq's holds; None if its name is unknown."""
+    """Return our weights for one of fairseq's, or None if its name is unknown."""
     if name == "adaptive_softmax.head.weight" and config.output_bands is not None:
         num_words = config.output_bands.sizes[0]
         return {"output.embeddings.0": tensor[:num_words], "output.clusters": tensor[num_words:]}
@@ -243,25 +240,25 @@ def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Te
 
 
 def _our_name(template: str, number: str) -> str:
-    if template == "output.tail_embeddings.{}":  # our tables of all bands are one list
+    if template == "output.tail_embeddings.{}":  # our list includes the head
         return f"output.embeddings.{int(number) + 1}"
     return template.format(number)
 
 
 def _original(name: str, tie: Tie) -> str | None:
-    """The weight of the input layer that one of the output layer is, where they are tied."""
+    """Return the input weight that an output weight is tied to, or None."""
     if tie != Tie.NONE and name.startswith(("output.table", "output.embeddings.")):
         return name.replace("output.", "input.")
     if tie == Tie.PROJECTIONS and name.startswith("output.tail_projections."):
-        return f"input.projections.{int(name.rpartition('.')[2]) + 1}"  # ours include the head
+        return f"input.projections.{int(name.rpartition('.')[2]) + 1}"  # our list has the head
     return None
 
 
 Source = str | PathLike[str]
 Unit = Literal["word", "bpe"]
 
-# About half of the entries of a sub-word dictionary bear a mark: subword-nmt's for a word that goes
-# on, or sentencepiece's for one that begins. Among whole words such marks hardly ever occur.
+# About half of the entries of a sub-word dictionary have the mark of subword-nmt or sentencepiece.
+# In dictionaries of words such marks are very rare.
 _SHARE_OF_PIECES = 0.05
 
 
@@ -271,30 +268,32 @@ class ImportedModel:
 
     config: Config
     weights: dict[str, Tensor]
-    """Under the names of `LanguageModel(config).state_dict()`, in float32."""
+    """The `LanguageModel(config).state_dict()`, in float32."""
     vocabulary: Vocabulary
     updates: int
-    """How many updates it was trained for."""
+    """Number of training updates."""
 
 
 def read_model(
     checkpoint: Source, dictionary: Source, *, unit: Unit | None = None
 ) -> ImportedModel:
-    """Read a checkpoint; `dictionary` is the `dict.txt` of the data it was trained on.
+    """Read a checkpoint and the `dict.txt` of its training data.
 
-    The dictionary tells the `unit` if it is not given. Raises ValueError or OSError, naming the
-    file, for what is damaged, hostile, not understood or does not fit.
+    By default the `unit` is guessed from the dictionary. Raises ValueError or OSError, naming the
+    file, if a file is damaged, hostile, unsupported or does not fit.
     """
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
     try:
-        # First, because another kind of model also has other weights.
+        # Before the weights, because an unsupported model also has other weights.
         options = latest_options(file.options, file.weights, file.model_options)
         _require_size(dictionary, vocabulary, file.weights)
         model = config_from_latest(options, len(vocabulary))
-        weights = _float32_copies(fitting_weights(file.weights, model))
+        weights = fitting_weights(file.weights, model)
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from None
+    # Copied, because the tensors are views of the mapped file.
+    weights = {n: t.detach().to(torch.float32, copy=True).contiguous() for n, t in weights.items()}
     config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
     return ImportedModel(config, weights, vocabulary, file.updates)
 
@@ -305,13 +304,13 @@ def _require_size(
     size = vocabulary_size(weights)
     if len(vocabulary) != size:
         raise ValueError(
-            f"the model has {size} words, but {dictionary} makes {len(vocabulary)} with the four "
-            "specials; give the dict.txt of the data that the model was trained on"
+            f"the model has {size} words, but {dictionary} has {len(vocabulary)} including special "
+            "tokens; use the dict.txt of the training data"
         )
 
 
 def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
-    """Number of words that a state dictionary has vectors for."""
+    """Return the number of words in a state dict."""
     for name in ("embed_tokens.weight", "output_projection.weight", "embed_out"):
         if f"decoder.{name}" in weights:
             return len(weights[f"decoder.{name}"])
@@ -321,8 +320,8 @@ def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
     tails = _lengths(r"adaptive_softmax\.tail\.[0-9]+\.2\.weight", weights)
     head = weights.get("decoder.adaptive_softmax.head.weight")
     if head is None:
-        raise ValueError("no table of words among the weights; not a language model's")
-    return len(head) - len(tails) + sum(tails)  # the head has a row for every tail, too
+        raise ValueError("no embedding table among the weights; not a language model")
+    return len(head) - len(tails) + sum(tails)  # the head also has a row per tail
 
 
 def _lengths(pattern: str, weights: Mapping[str, Tensor]) -> list[int]:
@@ -330,12 +329,17 @@ def _lengths(pattern: str, weights: Mapping[str, Tensor]) -> list[int]:
 
 
 def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """A complete state dictionary under the names of `LanguageModel(config).state_dict()`.
+    """Return a complete `LanguageModel(config).state_dict()`.
 
-    Raises ValueError listing weights that are unknown, missing, left over or misshapen, or a tied
-    one whose copies differ.
+    Raises ValueError listing weights that are unknown, missing, unexpected or of the wrong shape,
+    and tied weights that differ.
     """
-    _require_known_softmax(state, config)
+    version = "decoder.adaptive_softmax.version"
+    if isinstance(config.output, AdaptiveOutput) and version not in state:
+        raise ValueError(
+            f"weights do not fit the options: missing: {version}; the adaptive softmax is of an "
+            "older kind that current fairseq does not support either"
+        )
     weights, copies = weights_and_copies(state, config)
     _require_fit(weights, config)
     for name, copy in copies.items():
@@ -343,48 +347,30 @@ def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[st
         same = weights.get(original or "")
         if same is None or copy.dtype != same.dtype or not torch.equal(copy, same):
             raise ValueError(
-                f"{name} and {original} should be one weight, by the options, but differ; the "
-                "file was changed or its options are not its own"
+                f"{name} and {original} are tied by the options, but differ; the file was modified "
+                "or has the options of another model"
             )
     return weights
 
 
-def _require_known_softmax(state: Mapping[str, Tensor], config: ModelConfig) -> None:
-    name = "decoder.adaptive_softmax.version"
-    if isinstance(config.output, AdaptiveOutput) and name not in state:
-        raise ValueError(
-            f"weights do not fit the options: missing: {name}; without it the adaptive softmax is "
-            "of an older kind, which fairseq no longer reads either"
-        )
-
-
 def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """The names and shapes must be those of the model that the options describe."""
     with torch.device("meta"):
         model = LanguageModel(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = {
         "missing": sorted(expected.keys() - shapes.keys()),
-        "left over": sorted(shapes.keys() - expected.keys()),
-        "of another shape": [
+        "unexpected": sorted(shapes.keys() - expected.keys()),
+        "wrong shape": [
             f"{name} {shapes[name]}, not {shape}"
             for name, shape in expected.items()
             if shapes.get(name, shape) != shape
         ],
-        "not of floating point": [n for n, t in weights.items() if not t.is_floating_point()],
+        "not floating point": [n for n, t in weights.items() if not t.is_floating_point()],
     }
     if any(wrong.values()):
         lists = "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names)
         raise ValueError(f"weights do not fit the options: {lists}")
-
-
-def _float32_copies(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each with memory of its own; models trained in half precision are stored in it."""
-    return {
-        name: tensor.detach().to(torch.float32).contiguous().clone()
-        for name, tensor in weights.items()
-    }
 
 
 def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
@@ -393,15 +379,14 @@ def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
     foreign = sum(word.startswith("\u2581") for word in vocabulary.words)
     if foreign > _SHARE_OF_PIECES * len(vocabulary):
         raise ValueError(
-            f"{dictionary}: {foreign} of its {len(vocabulary)} entries begin with \u2581, as "
-            f"sentencepiece's do; zipflm puts only subword-nmt's pieces ({CONTINUES}) together, "
-            "and would take each of these for a word"
+            f"{dictionary}: {foreign} of {len(vocabulary)} entries begin with \u2581, the mark of "
+            f"sentencepiece; zipflm supports only pieces of subword-nmt ({CONTINUES})"
         )
     return "word"
 
 
 def _run_config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
-    """A run's config; how fairseq trained the model is not translated."""
+    """Return the config of a run. Training options are not translated."""
     block = options.get("tokens_per_sample") or BatchConfig().block
     tokens = max(block, BatchConfig().tokens)
     return Config(
@@ -419,11 +404,11 @@ def import_run(
     bpe_codes: Source | None = None,
     splitting: Splitting = PLAIN,
 ) -> ImportedModel:
-    """Make the run folder `out`, to evaluate and analyse, not to resume; it appears whole or not.
+    """Make the run folder `out`, to evaluate and analyse, not to resume.
 
-    `bpe_codes` and `splitting` are kept, to split raw text into words and pieces as the training
-    text was. Raises ValueError or OSError, naming the file, for what is damaged, hostile or does
-    not fit, and FileExistsError if `out` is taken.
+    Pass the `bpe_codes` and `splitting` of the training text, so that raw text is split the same
+    way. Raises ValueError or OSError, naming the file, if a file is damaged, hostile or does not
+    fit, and FileExistsError if `out` exists.
     """
     codes = None if bpe_codes is None else Codes.load(bpe_codes)
     model = read_model(checkpoint, dictionary, unit=None if codes is None else "bpe")

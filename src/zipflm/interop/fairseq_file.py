@@ -1,8 +1,8 @@
-"""Options and weights from a fairseq checkpoint, without fairseq and without running any of it.
+"""Read options and weights of a fairseq checkpoint, without fairseq and without running its code.
 
-torch's restricted loader reads the file. Whatever it names of fairseq, omegaconf and a few more
-becomes an instance of an empty class that keeps what it was given; any other name is refused. Knows
-both kinds of contents: `args`, a flat Namespace, and `cfg`, options by section.
+torch's restricted loader reads the file. Classes of fairseq, omegaconf and a few others are
+replaced by a placeholder that stores its arguments; any other class is an error. Options are in
+`args`, a flat Namespace, or in `cfg`, by section.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from torch import Tensor
 
 from zipflm.messages import quoted, unquoted
 
-_KEPT_APART = re.compile(
+_PLACEHOLDERS = re.compile(
     r"(fairseq|omegaconf|typing)\..*"
     r"|argparse\.Namespace|pathlib\.PosixPath"
-    # Types of options, as omegaconf notes them: int, or List[int].
+    # Types of options in omegaconf: int, or List[int].
     r"|builtins\.(bool|bytes|dict|float|int|list|object|str|tuple|type)|_operator\.getitem"
-    # A best loss among the scores of past validations may be one of numpy's numbers.
+    # The best validation loss may be a NumPy scalar.
     r"|numpy\.dtype|numpy\._?core\.multiarray\.scalar"
 )
-_PYTHON_2 = {"long": "int", "unicode": "str"}  # whose names a pickle of protocol 2 uses
-_STREAM_PICKLES = 4  # in front of the numbers, in files from before torch 1.6
-_MISSING = "???"  # omegaconf's word for an option that has no value
+_PYTHON_2 = {"long": "int", "unicode": "str"}  # names in pickles of protocol 2
+_STREAM_PICKLES = 4  # pickles before the tensor data, in files from before torch 1.6
+_MISSING = "???"  # an option without a value in omegaconf
 _REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}", re.ASCII)
 
 
-class _Foreign:
-    """Stands for an object of a class that is not imported."""
+class _Placeholder:
+    """Replaces an object of a class that is not imported."""
 
     arguments: tuple[Any, ...] = ()
     state: Any = None
@@ -52,27 +52,27 @@ class _Foreign:
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """The parts of a checkpoint that say what its model computes."""
+    """The options and weights of a checkpoint."""
 
     options: dict[str, Any]
-    """Those of the model and of the task by name; `arch` and `task` say which these are."""
+    """Options of the model and the task, with their names as `arch` and `task`."""
     model_options: frozenset[str]
-    """Names of those known to be the model's; none if the file has a single flat list."""
+    """Names of the options known to belong to the model; empty for a flat list."""
     weights: dict[str, Tensor]
-    """fairseq's state dictionary; views of the mapped file, so copy what is to be kept."""
+    """fairseq's state dict. Tensors are views of the mapped file."""
     updates: int
-    """How many updates the model was trained for."""
+    """Number of training updates."""
 
 
 def read_checkpoint(path: str | PathLike[str]) -> CheckpointFile:
-    """Read a language model's checkpoint.
+    """Read the checkpoint of a language model.
 
-    Raises ValueError, naming file and reason, for what is cut short, foreign or hostile.
+    Raises ValueError, naming file and reason, if it is truncated, hostile or something else.
     """
     try:
         contents = _plain(_load(path))
         if not isinstance(contents, dict):
-            raise _no_checkpoint(f"it holds a {type(contents).__name__}")
+            raise _not_a_checkpoint(f"it contains a {type(contents).__name__}")
         options, model_options = _options(contents)
         return CheckpointFile(options, model_options, _weights(contents), _updates(contents))
     except (ValueError, RecursionError) as error:
@@ -83,34 +83,34 @@ def _load(path: str | PathLike[str]) -> Any:
     with open(path, "rb") as file:
         is_archive = file.read(2) == b"PK"
         file.seek(0)
-        # torch maps the numbers of an archive only, and only where they are not compressed.
+        # torch can map only uncompressed archives.
         names, can_be_mapped = _inspect(file) if is_archive else (_stream_names(file), False)
     allowed: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
-        (type(name, (_Foreign,), {}), name) for name in names if _KEPT_APART.fullmatch(name)
+        (type(name, (_Placeholder,), {}), name) for name in names if _PLACEHOLDERS.fullmatch(name)
     ]
-    allowed.append((_dictionary, "collections.defaultdict"))
+    allowed.append((_plain_dict, "collections.defaultdict"))
     try:
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a pickle's protocol, or TorchScript
+            warnings.simplefilter("ignore")  # about the pickle protocol, or TorchScript
             return torch.load(path, "cpu", weights_only=True, mmap=can_be_mapped)
     except pickle.UnpicklingError as error:
         if refused := re.search(r"GLOBAL (\S+)", str(error)):
             raise ValueError(
-                f"refused, because it names {unquoted(refused[1])}; zipflm reads tensors, plain "
-                "values, and what fairseq and omegaconf make of them, and loads no other classes, "
-                "because that could run foreign code"
+                f"refers to {unquoted(refused[1])}, which is not allowed because loading it could "
+                "run code; zipflm reads only tensors, plain values and the classes of fairseq and "
+                "omegaconf"
             ) from None
-        raise ValueError("cut short, damaged or no file that torch.save wrote") from None
-    except Exception as error:  # torch raises many kinds for bytes that are none of its files
+        raise ValueError("truncated, damaged or not a file from torch.save") from None
+    except Exception as error:  # torch raises many kinds for files of other formats
         raise _damaged(error) from None
 
 
 def _inspect(file: BinaryIO) -> tuple[set[str], bool]:
-    """The names in an archive whose checksums are right, and whether nothing is compressed."""
+    """Check the checksums of an archive; return the names in it and whether it is uncompressed."""
     try:
         with zipfile.ZipFile(file) as archive:
             if (member := archive.testzip()) is not None:
-                raise ValueError(f"the checksum of its member {quoted(member)} is wrong")
+                raise ValueError(f"wrong checksum of member {quoted(member)}")
             program = next((n for n in archive.namelist() if n.endswith("/data.pkl")), None)
             if program is None:
                 raise ValueError("an archive without data.pkl")
@@ -124,14 +124,12 @@ def _inspect(file: BinaryIO) -> tuple[set[str], bool]:
 def _stream_names(file: BinaryIO) -> set[str]:
     try:
         return set[str]().union(*(_names(file) for _ in range(_STREAM_PICKLES)))
-    except (ValueError, OverflowError, MemoryError):  # for lengths that bytes at random mean
-        raise ValueError(
-            "not a checkpoint that torch.save wrote, or cut short; name a whole .pt file"
-        ) from None
+    except (ValueError, OverflowError, MemoryError):  # random bytes can mean huge lengths
+        raise ValueError("truncated or not a checkpoint from torch.save") from None
 
 
 def _names(stream: io.BytesIO | BinaryIO) -> set[str]:
-    """The names in the next pickle of the stream, which is not run."""
+    """Return the global names in the next pickle of the stream, without running it."""
     found = (text for opcode, text, _ in pickletools.genops(stream) if opcode.name == "GLOBAL")
     return {_python_3(str(text).replace(" ", ".")) for text in found}
 
@@ -141,29 +139,29 @@ def _python_3(name: str) -> str:
     return f"builtins.{_PYTHON_2.get(kind, kind)}" if module == "__builtin__" else name
 
 
-def _dictionary(*arguments: Any) -> dict[Any, Any]:
-    return {}  # entries follow; a default for missing ones is of no use here
+def _plain_dict(*arguments: Any) -> dict[Any, Any]:
+    return {}  # the loader adds the entries
 
 
 def _plain(value: Any) -> Any:
-    """A dictionary without attributes, which in a file may hide its methods; else the value."""
+    """Copy a dict: one from a file may have attributes that hide its methods."""
     return dict(dict.items(value)) if isinstance(value, dict) else value
 
 
 def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The options as one flat list, whatever the file's style, and which are the model's."""
+    """Return all options in one dict, and the names of those of the model."""
     if contents.get("cfg") is None:
         if "args" not in contents:
-            raise _no_checkpoint("it has neither args nor cfg")
+            raise _not_a_checkpoint("it has neither args nor cfg")
         return _section("args", contents["args"], {}), frozenset()
     sections = _entries(contents["cfg"]) or {}
     model = _section("cfg.model", sections.get("model"), sections)
     task = _section("cfg.task", sections.get("task"), sections)
     task_name = task.pop("_name", None)
     arch = model.pop("_name", None)
-    # A section that is a Namespace holds the flat list, options of training among them.
+    # A section that is a Namespace is the flat list, including training options.
     is_sectioned = isinstance(_unwrapped(sections["model"]), dict)
-    # A field of both is the model's: it was filled in from the task where it was left open.
+    # The model's value wins: it was filled in from the task where it was not set.
     names = {"task": task_name or task.get("task"), "arch": model.get("arch", arch)}
     return task | model | names, frozenset(model) if is_sectioned else frozenset()
 
@@ -171,7 +169,7 @@ def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str
 def _section(name: str, value: Any, sections: Mapping[Any, Any]) -> dict[str, Any]:
     fields = _entries(value)
     if fields is None or not all(isinstance(field, str) for field in fields):
-        raise _no_checkpoint(f"{name} holds no options by name")
+        raise _not_a_checkpoint(f"{name} has no named options")
     options = {field: _resolved(value, sections) for field, value in fields.items()}
     return {
         field: value
@@ -181,20 +179,20 @@ def _section(name: str, value: Any, sections: Mapping[Any, Any]) -> dict[str, An
 
 
 def _entries(value: Any) -> Mapping[Any, Any] | None:
-    """The entries of a section, be it a dictionary, a DictConfig or a Namespace; else None."""
+    """Return the entries of a dict, DictConfig or Namespace; None for other values."""
     value = _unwrapped(value)
-    if isinstance(value, _Foreign) and type(value).__name__ == "argparse.Namespace":
+    if isinstance(value, _Placeholder) and type(value).__name__ == "argparse.Namespace":
         value = value.state or {}
     return _plain(value) if isinstance(value, dict) else None
 
 
 def _unwrapped(value: Any) -> Any:
-    """The value in an omegaconf node or container, or any other value as it is.
+    """Return the value of an omegaconf node or container, and other values unchanged.
 
-    Between two releases, fairseq saved its `cfg` in omegaconf's own containers: a section is a
-    DictConfig, an option a node with a value. An enumeration's member is its text.
+    Between two releases, fairseq saved `cfg` as a DictConfig with a node per option. A member of an
+    enumeration becomes its text.
     """
-    if not isinstance(value, _Foreign):
+    if not isinstance(value, _Placeholder):
         return value
     if isinstance(value.state, dict):
         for attribute in ("_content", "_val"):
@@ -205,10 +203,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _resolved(value: Any, sections: Mapping[Any, Any]) -> Any:
-    """An option's value, with omegaconf's `${section.option}` followed to where it leads.
-
-    A reference that leads nowhere stays the text that it is.
-    """
+    """Resolve omegaconf's `${section.option}`. Dangling references are left as text."""
     value = _unwrapped(value)
     reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if reference is None:
@@ -220,14 +215,14 @@ def _resolved(value: Any, sections: Mapping[Any, Any]) -> Any:
 def _weights(contents: Mapping[Any, Any]) -> dict[str, Tensor]:
     weights = _plain(contents.get("model"))
     if not isinstance(weights, dict) or not weights:
-        raise _no_checkpoint("it has no weights under model")
+        raise _not_a_checkpoint("it has no weights under model")
     for name, tensor in weights.items():
-        if not isinstance(name, str) or not _is_table(tensor):
-            raise _no_checkpoint(f"model[{quoted(name)}] is not a table of weights")
+        if not isinstance(name, str) or not _is_dense_tensor(tensor):
+            raise _not_a_checkpoint(f"model[{quoted(name)}] is not a dense tensor")
     return weights
 
 
-def _is_table(value: Any) -> bool:
+def _is_dense_tensor(value: Any) -> bool:
     is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
     return is_dense and value.ndim > 0 and not value.is_complex()
 
@@ -239,10 +234,10 @@ def _updates(contents: Mapping[Any, Any]) -> int:
     return updates if isinstance(updates, int) and updates >= 0 else 0
 
 
-def _no_checkpoint(reason: str) -> ValueError:
-    return ValueError(f"no fairseq checkpoint of a language model: {reason}")
+def _not_a_checkpoint(reason: str) -> ValueError:
+    return ValueError(f"not a fairseq checkpoint of a language model: {reason}")
 
 
 def _damaged(error: Exception) -> ValueError:
     reason = str(error).partition("\n")[0] or type(error).__name__
-    return ValueError(f"cut short, damaged or no file of torch: {reason}")
+    return ValueError(f"truncated, damaged or not a torch file: {reason}")

@@ -1,8 +1,7 @@
-"""fairseq's model options of all years, translated into those of its latest version.
+"""Translate model options of all fairseq versions into those of the latest version.
 
-Older files spell options differently or lack them; what that meant then is written down here, one
-rule a line. An option that would change what the model computes and that this package does not
-offer is refused by name. So is a model option that is not known here, unless it is off.
+Older files lack some options or name them differently. Options that would change the model in a way
+that zipflm does not support are rejected by name, as are unknown model options that are not off.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from zipflm.messages import quoted, unquoted
 
-# Options that must have one of these values (or be absent): anything else is another model.
+# Options that must be absent or have one of these values; others are different models.
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "task": ("language_modeling", None),
     "activation_fn": ("relu",),
@@ -30,13 +29,13 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "scale_resids": (False,),
     "decoder_xformers_att_config": (None,),
     "decoder_layers_to_keep": (None,),
-    "quant_noise_scalar": (0,),  # unlike its sibling it also acts when the model is used
+    "quant_noise_scalar": (0,),  # unlike quant_noise_pq it also acts at inference
     "self_target": (False,),
     "future_target": (False,),
     "past_target": (False,),
     "output_dictionary_size": (-1,),
 }
-# What a file without the option means: its version of fairseq had no other choice.
+# Meaning of absent options: those versions of fairseq had no other choice.
 _WHEN_ABSENT: dict[str, Any] = {
     "adaptive_input": False,
     "adaptive_input_cutoff": None,
@@ -49,52 +48,36 @@ _WHEN_ABSENT: dict[str, Any] = {
     "character_embeddings": False,
     "share_decoder_input_output_embed": False,
 }
-_SIZES = (
-    *("decoder_embed_dim", "decoder_layers", "decoder_attention_heads", "decoder_ffn_embed_dim"),
-)
-_REQUIRED = (*_SIZES, "dropout", "attention_dropout")
-_REQUIRED_BY_CHARACTERS = (
-    "character_filters",
-    "character_embedding_dim",
-    "char_embedder_highway_layers",
-)
-# The types of the options that are translated; None means "not set" everywhere.
+_SIZES = "decoder_embed_dim decoder_layers decoder_attention_heads decoder_ffn_embed_dim".split()
+_REQUIRED = [*_SIZES, "dropout", "attention_dropout"]
+_CHARACTER_SIZES = ["character_embedding_dim", "char_embedder_highway_layers"]
+_REQUIRED_BY_CHARACTERS = ["character_filters", *_CHARACTER_SIZES]
+_NUMBERS = """
+    dropout attention_dropout activation_dropout relu_dropout
+    adaptive_input_factor adaptive_softmax_factor adaptive_softmax_dropout
+"""
+_FLAGS = """
+    adaptive_input character_embeddings share_decoder_input_output_embed tie_adaptive_weights
+    tie_adaptive_proj no_tie_adaptive_proj no_decoder_final_norm decoder_final_norm
+"""
+_TEXTS = "character_filters adaptive_input_cutoff adaptive_softmax_cutoff"
+# Types of the translated options. None always means "not set".
 _TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(
-        [
-            *(*_SIZES, "decoder_input_dim", "decoder_output_dim", "tokens_per_sample"),
-            *("character_embedding_dim", "char_embedder_highway_layers"),
-        ],
-        (int,),
-    ),
-    **dict.fromkeys(
-        [
-            *("dropout", "attention_dropout", "activation_dropout", "relu_dropout"),
-            *("adaptive_input_factor", "adaptive_softmax_factor", "adaptive_softmax_dropout"),
-        ],
-        (int, float),
-    ),
-    **dict.fromkeys(
-        [
-            *("adaptive_input", "character_embeddings", "share_decoder_input_output_embed"),
-            *("tie_adaptive_weights", "tie_adaptive_proj", "no_tie_adaptive_proj"),
-            *("no_decoder_final_norm", "decoder_final_norm"),
-        ],
-        (bool,),
-    ),
-    **dict.fromkeys(
-        ["character_filters", "adaptive_input_cutoff", "adaptive_softmax_cutoff"], (str,)
-    ),
+    **dict.fromkeys([*_SIZES, *_CHARACTER_SIZES], (int,)),
+    **dict.fromkeys("decoder_input_dim decoder_output_dim tokens_per_sample".split(), (int,)),
+    **dict.fromkeys(_NUMBERS.split(), (int, float)),
+    **dict.fromkeys(_FLAGS.split(), (bool,)),
+    **dict.fromkeys(_TEXTS.split(), (str,)),
 }
 _MOST_SHOWN = 10
-# Without effect on a trained model.
+# Options without effect on a trained model.
 _IGNORED = """
     decoder_normalize_before decoder_layerdrop quant_noise_pq quant_noise_pq_block_size
     base_sublayers base_shuffle max_target_positions checkpoint_activations offload_activations
     min_params_to_wrap tpu
     scale_parameter
 """.split()  # the last one is Adafactor's
-# How the names of model options begin, in a flat `args` that holds a hundred others as well.
+# Prefixes of model options, in a flat `args` with a hundred other options.
 _PREFIXES = tuple(
     "decoder_ encoder_ adaptive_ character_ char_ tie_ share_ scale_ base_ quant_noise_ "
     "layernorm_".split()
@@ -102,20 +85,18 @@ _PREFIXES = tuple(
 
 
 def latest_options(
-    options: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    model_options: Collection[str] = (),
+    options: Mapping[str, Any], weights: Mapping[str, Tensor], model_options: Collection[str] = ()
 ) -> dict[str, Any]:
-    """All options that a config is made from, as the latest fairseq would have saved them.
+    """Return the options for a config, as the latest fairseq would have saved them.
 
-    The `weights` decide what options of some ages leave open. An unknown option must be off if it
-    is one of the `model_options` or its name looks like a model's; others may belong to training.
+    `weights` settle what older options leave open. An unknown option must be off if it is in
+    `model_options` or named like a model option; others may belong to training.
     Raises ValueError listing options that are missing or not supported.
     """
     _refuse_unsupported(options, model_options)
     _require_present(options)
     latest = _WHEN_ABSENT | {name: value for name, value in options.items() if value is not None}
-    # The older name counts where the newer one is absent or 0.
+    # The older name applies if the newer one is absent or 0.
     dropout = options.get("activation_dropout") or options.get("relu_dropout")
     latest["activation_dropout"] = dropout or 0.0
     for name in ("decoder_input_dim", "decoder_output_dim"):
@@ -126,7 +107,7 @@ def latest_options(
 
 
 def _require_present(options: Mapping[str, Any]) -> None:
-    required = _REQUIRED + (_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else ())
+    required = _REQUIRED + (_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else [])
     missing = [name for name in required if options.get(name) is None]
     if options.get("activation_dropout") is None and options.get("relu_dropout") is None:
         missing.append("activation_dropout")
@@ -143,8 +124,8 @@ def _refuse_unsupported(options: Mapping[str, Any], model_options: Collection[st
     if unsupported:
         pairs = listed(f"{unquoted(name)}={quoted(options[name])}" for name in unsupported)
         raise ValueError(
-            f"options that zipflm has no model for: {pairs}; it imports transformer_lm models "
-            "with norms first, sinusoidal positions, ReLU and scaled embeddings"
+            f"unsupported options: {pairs}; zipflm imports transformer_lm models with pre-norm, "
+            "sinusoidal positions, ReLU and scaled embeddings"
         )
 
 
@@ -156,7 +137,7 @@ def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
     if name in _TYPES:
         return _is_of_type(value, _TYPES[name])
     if name == "decoder_normalize_before" and is_model_option:
-        # Old code put norms first whatever its flat list said; later code does as its section says.
+        # Old code used pre-norm regardless of this option; later code honours it.
         return value is True
     if name in _IGNORED:
         return True
@@ -164,7 +145,7 @@ def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
 
 
 def _is_arch(value: Any) -> bool:
-    """A name that may be shown and kept: it becomes part of the run's."""
+    # It becomes part of the name of the run, so it must be printable.
     return isinstance(value, str) and value.startswith("transformer_lm") and value.isprintable()
 
 
@@ -173,19 +154,18 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
 
 
 def _is_off(value: Any) -> bool:
-    """Whether the option asks for nothing."""
     return _is_one_of(value, (None, False, 0, ""))
 
 
 def _is_of_type(value: Any, types: tuple[type, ...]) -> bool:
-    # By its exact type: to Python a bool is an int, but it is no size.
+    # Compare exact types: to Python a bool is an int.
     return value is None or (type(value) in types and (type(value) is str or value >= 0))
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
     version = weights.get("decoder.version")
     if weights and (version is None or float(version.flatten()[0]) <= 2):
-        return True  # the code that wrote such files had none
+        return True  # that version of fairseq had none
     if "decoder_final_norm" in options:
         return not options["decoder_final_norm"]
     if "no_tie_adaptive_proj" in options:
@@ -196,16 +176,15 @@ def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]
 
 
 def _ties_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
-    """Told by the shape of the first tail's projection, in files of every age."""
-    said = bool(latest["tie_adaptive_proj"]) or latest.get("no_tie_adaptive_proj") is False
+    """Decide by the shape of the first tail projection, or else by the options."""
     tail = weights.get("decoder.adaptive_softmax.tail.0.0.weight")
     if tail is None or tail.ndim != 2 or tail.shape[0] == tail.shape[1]:
-        return said
+        return bool(latest["tie_adaptive_proj"]) or latest.get("no_tie_adaptive_proj") is False
     return bool(tail.shape[0] == latest["decoder_output_dim"])
 
 
 def listed(items: Iterable[str]) -> str:
-    """The first few, and how many more there are."""
+    """Join the first few items and count the rest."""
     shown = list(items)
     head = ", ".join(shown[:_MOST_SHOWN])
     more = len(shown) - _MOST_SHOWN

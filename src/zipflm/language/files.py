@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO
 
 from zipflm.data.text import STDIN, UTF_8, encoding_hint, line_groups, shown
 from zipflm.messages import lines
-from zipflm.storage import naming_full_disk, written_whole
+from zipflm.storage import atomic_write, report_full_disk
 
 
 def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
@@ -85,14 +85,14 @@ def destination(name: str | None) -> Iterator[Writable]:
         sys.stdout.flush()
         return
     path = Path(name)
-    with naming_full_disk(path, "free some space, or name a file on another disk"):
+    with report_full_disk(path, "free some space, or name a file on another disk"):
         if path.exists() and not path.is_file():
             # Write to pipes and devices such as /dev/null instead of replacing them.
             with _open(path) as file:
                 yield file
             return
         # Follow symbolic links instead of replacing them.
-        with written_whole(Path(os.path.realpath(path))) as unfinished, _open(unfinished) as file:
+        with atomic_write(Path(os.path.realpath(path))) as unfinished, _open(unfinished) as file:
             yield file
 
 

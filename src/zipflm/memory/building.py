@@ -37,7 +37,7 @@ from zipflm.memory.store import (
 from zipflm.model.precision import autocast
 from zipflm.runs.load import LoadedRun
 from zipflm.settings import read_record, to_dict, write_record
-from zipflm.storage import file_hash, naming_full_disk, sole_writer, written_whole
+from zipflm.storage import atomic_write, file_hash, report_full_disk, sole_writer
 
 _PROGRESS_FILE = "building.json"
 _SAVE_SECONDS = 10.0
@@ -94,7 +94,7 @@ def build(
         compute_dtype=chosen.dtype,
     )
     remedy = "free some space and run the same command again: it continues where it stopped"
-    with sole_writer(out), naming_full_disk(out, remedy):
+    with sole_writer(out), report_full_disk(out, remedy):
         done = _begin(out, plan, say)
         with progress_label(f"keys of {split}"), _open(out / KEYS_FILE) as keys:
             with _open(out / VALUES_FILE) as values:
@@ -211,6 +211,6 @@ def _index(out: Path, plan: Plan) -> float:
     faiss = require_faiss()
     keys = np.memmap(out / KEYS_FILE, np.dtype(plan.dtype), "r", shape=(plan.keys, plan.dim))
     index = build_index(keys)
-    with written_whole(out / INDEX_FILE) as unfinished:
+    with atomic_write(out / INDEX_FILE) as unfinished:
         faiss.write_index(index, str(unfinished))
     return recall(index, keys, min(_RECALL_AT, plan.keys))

@@ -16,7 +16,7 @@ from zipflm.runs.checkpoint import Checkpoint, Contents, has_checkpoint_name, is
 from zipflm.runs.provenance import provenance
 from zipflm.runs.records import LogLine, Origin, Resumption, TrainingState, Validation, Versions
 from zipflm.settings import as_json, load_object, parse, read_record, write_record
-from zipflm.storage import new_folder, sole_writer, write_whole
+from zipflm.storage import atomic_write_text, new_folder, sole_writer
 
 
 def append_line(path: Path, line: LogLine) -> None:
@@ -49,7 +49,7 @@ def trim(path: Path, update: int) -> None:
     if not path.exists():
         return
     kept = [line for line in read_lines(path) if line.update <= update]
-    write_whole(path, "".join(as_json(line, LogLine, indent=None) + "\n" for line in kept))
+    atomic_write_text(path, "".join(as_json(line, LogLine, indent=None) + "\n" for line in kept))
 
 
 def _parse(path: Path, number: int, line: bytes) -> LogLine:

@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from zipflm.messages import unquoted
 from zipflm.runs.checkpoint import Contents, checkpoint_path, write_all_but_tensors
-from zipflm.storage import file_hash, give_its_name, naming_full_disk, refuse_existing, seal
+from zipflm.storage import file_hash, finish_folder, refuse_existing, report_full_disk, seal
 
 
 class StoredTensors:
@@ -97,7 +97,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the shards of this process; the results carry the checksums of its files."""
-        with naming_full_disk(self._final, _REMEDY):
+        with report_full_disk(self._final, _REMEDY):
             written = super().write_data(plan, planner).wait()
         names = sorted({result.storage_data.relative_path for result in written})
         future: Future[list[WriteResult]] = Future()
@@ -115,11 +115,11 @@ class ShardWriter(HuggingFaceStorageWriter):
                     f"{self.unfinished / name}: written by another process but not visible here; "
                     "--out must be on a file system that all machines share"
                 )
-        with naming_full_disk(self._final, _REMEDY):
+        with report_full_disk(self._final, _REMEDY):
             refuse_existing(self._final)
             for path in list(self.unfinished.iterdir()):
                 if path.name not in sums:  # left by a killed run with more processes
                     path.unlink()
             write_all_but_tensors(self.unfinished, self._contents)
             seal(self.unfinished, known=sums)
-            give_its_name(self.unfinished, self._final)
+            finish_folder(self.unfinished, self._final)

@@ -22,7 +22,7 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.load import LoadedRun, load_run
 from zipflm.settings import from_dict, load_object
-from zipflm.storage import naming_full_disk, sole_writer
+from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.compare import FULL_DISK_REMEDY, data_facts, scored_splits, split_text
 from zipflm.studies.members import (
     StudyMember,
@@ -148,7 +148,7 @@ def analyse(
                 contexts=contexts,
             )
             if process.is_first:
-                with naming_full_disk(out, FULL_DISK_REMEDY):
+                with report_full_disk(out, FULL_DISK_REMEDY):
                     write_report(study, out, "analysis")
     return study
 

@@ -22,7 +22,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.memory.specs import cache_settings
 from zipflm.runs import resume
-from zipflm.storage import naming_full_disk, sole_writer
+from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.budgets import (
     Setting,
     calibrations,
@@ -134,7 +134,7 @@ class Runner:
     def _agreed(self, plan: Plan, work: Callable[[], str]) -> str:
         """Call `work`; returns its error, if any, which is the same in all processes."""
         try:
-            with naming_full_disk(plan.run.path, FULL_DISK_REMEDY):
+            with report_full_disk(plan.run.path, FULL_DISK_REMEDY):
                 problem = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = described(error)
@@ -238,7 +238,7 @@ def compare(
             )
             page = None
             if process.is_first and (study.finished or runner.stopped):
-                with naming_full_disk(out, FULL_DISK_REMEDY):
+                with report_full_disk(out, FULL_DISK_REMEDY):
                     page = write_report(study, out, "study")
     return FinishedStudy(study, page, runner.stopped)
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from zipflm.storage import written_whole
+from zipflm.storage import atomic_write
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.study import ModelRow, Study
 from zipflm.units import perplexity
@@ -121,7 +121,7 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
             for suffix in ("svg", "png"):
                 path = folder / f"{name}.{suffix}"
                 metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-                with written_whole(path) as unfinished:
+                with atomic_write(path) as unfinished:
                     figure.savefig(unfinished, dpi=160, metadata=metadata)
                 written.append(path)
     return written

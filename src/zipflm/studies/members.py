@@ -26,7 +26,7 @@ from zipflm.runs.folder import RunFolder, curve_of
 from zipflm.runs.load import LoadedRun, load_run
 from zipflm.runs.records import LogLine, Report, Versions
 from zipflm.settings import from_dict, load_object, to_dict
-from zipflm.storage import write_whole, written_whole
+from zipflm.storage import atomic_write, atomic_write_text
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
 from zipflm.training.throughput import flops_per_token
@@ -245,7 +245,7 @@ def _key(
 def _keep(path: Path, key: dict[str, Any], scores: WordScores) -> None:
     path.parent.mkdir(exist_ok=True)
     facts = json.dumps({"key": key, "protocol": to_dict(scores.protocol)})
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
 
 
@@ -319,7 +319,7 @@ def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
     model = load_run(plan.run.choose("newest").path).model
     speed = streaming_speed(model, ids, plan.config.batches.eval_block)
     facts = {"checkpoint": scored.checkpoint, "words_per_second": speed * text.words / text.tokens}
-    write_whole(plan.run.path / SCORES / _STREAMING, json.dumps(facts))
+    atomic_write_text(plan.run.path / SCORES / _STREAMING, json.dumps(facts))
 
 
 def _streaming(run: Path, scored: ScoredRun | None) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from zipflm.messages import read_file
 from zipflm.settings import load_object, to_dict
-from zipflm.storage import write_whole
+from zipflm.storage import atomic_write_text
 from zipflm.studies import paper, tables, wording
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.figures import Style, figures, save_figures, style_of
@@ -35,12 +35,14 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
     """Write all files into the folder `out`; returns the path of the page."""
     out.mkdir(parents=True, exist_ok=True)
     save_figures(study, out / "figures")
-    write_whole(out / "table.csv", to_csv(study))
-    write_whole(out / "table.tex", to_latex(study, f"{wording.headline(study)}: {study.title}"))
+    atomic_write_text(out / "table.csv", to_csv(study))
+    atomic_write_text(
+        out / "table.tex", to_latex(study, f"{wording.headline(study)}: {study.title}")
+    )
     table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
-    write_whole(out / TABLE, table + "\n")
-    write_whole(out / "report.md", markdown(study))
-    write_whole(out / "report.html", html(study))
+    atomic_write_text(out / TABLE, table + "\n")
+    atomic_write_text(out / "report.md", markdown(study))
+    atomic_write_text(out / "report.html", html(study))
     return out / "report.html"
 
 

@@ -26,7 +26,7 @@ from zipflm.data.batches import Batch
 from zipflm.runs.checkpoint import Contents, checkpoint_path
 from zipflm.runs.records import TrainingState, Validation
 from zipflm.runs.sharded import ShardWriter
-from zipflm.storage import written_whole
+from zipflm.storage import atomic_write
 from zipflm.training import optimizers
 from zipflm.training.distributed import Process
 from zipflm.training.setup import Run
@@ -240,7 +240,7 @@ def stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
     for index, batch in enumerate(batches):
         for name in ("words", "targets", "scored"):
             tensors[f"{index}/{name}"] = getattr(batch, name).cpu()
-    with written_whole(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
+    with atomic_write(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
         save_file(tensors, path)
     numbers = "0" if run.process.world_size == 1 else "*"
     remedy = "lower the learning rate, or use training.dtype=bfloat16 or float32"

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zipflm.evaluation.device import resolve_device
-from zipflm.messages import in_words, one_line
+from zipflm.messages import describe_os_error, one_line
 from zipflm.storage import LOCK
 from zipflm.training import STALL_SECONDS
 
@@ -297,7 +297,7 @@ def _lost_connection(error: Exception) -> str:
 
 def described(error: BaseException) -> str:
     """An error message on one line."""
-    text = " ".join((in_words(error) if isinstance(error, OSError) else str(error)).split())
+    text = " ".join((describe_os_error(error) if isinstance(error, OSError) else str(error)).split())
     if isinstance(error, ValueError | OSError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

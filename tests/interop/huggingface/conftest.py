@@ -3,8 +3,9 @@ import torch
 from loaded_models import loaded, on_disk
 
 from zipflm.interop.huggingface.exchange import export_run
+from zipflm.presets import FACTORIZATIONS
 
-# Marks of transformers' own tests, which test_transformers_suite runs.
+# Marks in the test suite of transformers, which test_transformers_suite runs.
 MARKS = (
     "accelerate_tests",
     "flash_attn_test",
@@ -15,8 +16,6 @@ MARKS = (
     "torch_export_test",
 )
 
-LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
-
 
 def pytest_configure(config):
     for mark in MARKS:
@@ -25,19 +24,19 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session")
 def runs(word_data, bpe_data, tmp_path_factory):
-    """A run folder of every factorization, with its first weights."""
+    """An untrained run folder of every factorization."""
     root = tmp_path_factory.mktemp("runs")
     return {
         label: on_disk(
             loaded(bpe_data if label.startswith("BPE") else word_data, label), root / label
         )
-        for label in LABELS
+        for label in FACTORIZATIONS
     }
 
 
 @pytest.fixture(scope="session")
 def exported(runs, tmp_path_factory):
-    """The same, exported; some in several files."""
+    """The exported runs, some with several weight files."""
     root = tmp_path_factory.mktemp("exported")
     for label, run in runs.items():
         export_run(run, root / label, max_shard_size="30KB" if label in ("ADP-T", "CNN") else "5GB")
@@ -46,7 +45,7 @@ def exported(runs, tmp_path_factory):
 
 @pytest.fixture
 def words():
-    """Three rows of ids that begin as texts do."""
+    """Three rows of ids that begin with `</s>`."""
     ids = torch.randint(4, 60, (3, 9), generator=torch.Generator().manual_seed(1))
     ids[:, 0] = 2
     return ids

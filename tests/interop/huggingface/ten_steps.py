@@ -1,4 +1,4 @@
-"""Ten steps of `Trainer` on an exported model: alone, or under `accelerate launch`.
+"""Run ten steps of `Trainer` on an exported model, alone or under `accelerate launch`.
 
 python ten_steps.py FOLDER TEXT OUT BATCHES_PER_UPDATE
 """
@@ -13,7 +13,7 @@ import zipflm.interop.huggingface  # noqa: F401  # registers the architecture
 
 
 def train(folder, text, out, batches_per_update):
-    """The losses of ten updates; the model is saved."""
+    """Save the trained model and return the losses of ten updates."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     with open(text) as lines:
         rows = [dict(tokenizer(line)) for line in lines]
@@ -24,7 +24,7 @@ def train(folder, text, out, batches_per_update):
             max_steps=10,
             per_device_train_batch_size=4,
             gradient_accumulation_steps=batches_per_update,
-            # Adam would make much of the rounding of gradients that are all but zero.
+            # Adam would amplify rounding errors of tiny gradients.
             optim="sgd",
             learning_rate=0.5,
             lr_scheduler_type="constant",

@@ -1,5 +1,3 @@
-"""The model card says what the run recorded, and nothing that it did not."""
-
 import re
 
 import pytest
@@ -21,30 +19,30 @@ def card(run):
     return model_card(run, run.checkpoint.state(), run.folder.versions())
 
 
-def test_measured_numbers_come_with_their_protocol(run):
+def test_card_has_numbers_and_protocol(run):
     (valid,) = training_runs.validations(run.folder.path)
     text = card(run)
     assert f"| perplexity per word | {valid.perplexity:.4f} |" in text
-    assert f"{valid.tokens:,} tokens, which are {valid.words:,} words" in text
-    assert f"| blocks | {valid.blocks.block} tokens, {valid.blocks.context} of them" in text
+    assert f"{valid.tokens:,} tokens ({valid.words:,} words)" in text
+    assert f"| blocks | {valid.blocks.block} tokens including {valid.blocks.context} of" in text
     assert run.vocabulary.hash in text and run.weights_hash in text
     assert f"{run.config.num_params():,}" in text
     assert "--words whitespace" in text
 
 
-def test_without_a_measurement_there_is_no_number(runs):
+def test_card_without_evaluation_has_no_numbers(runs):
     text = card(load_run(runs["ADP-T"]))
     evaluation = text.split("## Evaluation")[1]
     assert "recorded no evaluation" in evaluation and not re.search(r"\d", evaluation)
     assert "trained elsewhere, imported from | `made up` |" in text
 
 
-def test_a_card_does_not_tell_where_on_a_disk_things_were(runs, run):
+def test_card_has_no_local_paths(runs, run):
     text = model_card(run, ImportedState(update=1, imported_from="/home/me/model.pt"), None)
     assert "imported from | `model.pt` |" in text and "/home" not in text
     assert str(run.folder.path) not in card(run)
 
 
-def test_a_table_survives_any_name(run, monkeypatch):
+def test_card_escapes_names(run, monkeypatch):
     object.__setattr__(run.config, "name", "a|b\x1b[2J`")
     assert "\x1b" not in card(run)

@@ -1,5 +1,3 @@
-"""A run's config survives `transformers`, and says to others what they look for."""
-
 import json
 
 import pytest
@@ -11,7 +9,7 @@ from zipflm.settings import to_dict
 
 
 @pytest.mark.parametrize("label", ["SM", "BPE-T", "CNN", "ADP-T"])
-def test_a_config_comes_back_from_a_file_as_it_was(label, tmp_path):
+def test_config_round_trip(label, tmp_path):
     native = preset("tiny", label)
     ZipfConfig.of(native, updates=12).save_pretrained(tmp_path)
     read = AutoConfig.from_pretrained(tmp_path)
@@ -19,7 +17,7 @@ def test_a_config_comes_back_from_a_file_as_it_was(label, tmp_path):
     assert read.native == native and read.updates == 12
 
 
-def test_others_find_what_they_look_for():
+def test_standard_field_names():
     native = preset("tiny", "ADP-T")
     config = ZipfConfig.of(native)
     assert (config.vocab_size, config.hidden_size) == (native.vocab_size, native.decoder.dim)
@@ -32,12 +30,12 @@ def test_others_find_what_they_look_for():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 65}, "hidden_size=65: the field zipflm says 64"),
+        ({"hidden_size": 65}, "hidden_size=65: the field zipflm implies 64"),
         ({"zipflm": {"vocab_size": 3}}, "zipflm.*missing"),
         ({"zipflm": to_dict(preset("tiny", "SM")) | {"layers": 3}}, "unknown key zipflm.layers"),
     ],
 )
-def test_what_contradicts_itself_is_refused(changes, message, tmp_path):
+def test_rejects_inconsistent_config(changes, message, tmp_path):
     ZipfConfig.of(preset("tiny", "ADP-T")).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -1,5 +1,3 @@
-"""A run that went out comes back bit for bit; a folder that is not one comes to nothing."""
-
 import json
 import random
 import shutil
@@ -17,10 +15,9 @@ from zipflm.config import Splitting
 from zipflm.data.prepare import Options, prepare
 from zipflm.interop.huggingface.exchange import export_run, import_run
 from zipflm.language.model import load
+from zipflm.presets import FACTORIZATIONS
 from zipflm.runs.load import load_run
 from zipflm.runs.records import ImportedState
-
-LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +29,7 @@ def _quietly():
 
 @pytest.fixture
 def folder(exported, tmp_path):
-    """A copy of an exported folder, to be damaged; as transformers saves it, without checksums."""
+    """Copy an exported folder without checksums, as transformers saves it."""
 
     def copy(label):
         shutil.copytree(exported[label], tmp_path / "folder")
@@ -44,7 +41,7 @@ def folder(exported, tmp_path):
 
 def assert_same_run(ours, theirs):
     ours, theirs = load_run(ours), load_run(theirs)
-    assert ours.weights_hash == theirs.weights_hash  # of the files: bit for bit
+    assert ours.weights_hash == theirs.weights_hash
     assert ours.config == theirs.config
     for name in ("vocabulary.txt", "bpe.codes", "splitting.json"):
         files = [run.checkpoint.path / name for run in (ours, theirs)]
@@ -52,8 +49,8 @@ def assert_same_run(ours, theirs):
         assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes()
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_a_run_comes_back_bit_for_bit(label, runs, exported, tmp_path):
+@pytest.mark.parametrize("label", FACTORIZATIONS)
+def test_export_and_import_are_exact(label, runs, exported, tmp_path):
     config = import_run(exported[label], tmp_path / "back")
     assert_same_run(tmp_path / "back", runs[label])
     back = load_run(tmp_path / "back")
@@ -62,7 +59,7 @@ def test_a_run_comes_back_bit_for_bit(label, runs, exported, tmp_path):
     assert back.checkpoint.state() == state
 
 
-def test_the_splitting_comes_back(word_data, tmp_path):
+def test_export_keeps_the_splitting(word_data, tmp_path):
     splitting = Splitting("wikitext", True)
     run = on_disk(loaded(word_data, "ADP-T"), tmp_path / "run", splitting)
     export_run(run, tmp_path / "hf")
@@ -71,7 +68,7 @@ def test_the_splitting_comes_back(word_data, tmp_path):
     assert load_run(tmp_path / "back").splitting == splitting
 
 
-def test_a_run_of_items_is_exported_like_one_of_words(tmp_path):
+def test_exports_runs_of_items(tmp_path):
     draw = random.Random(1)
     sessions = [" ".join(str(draw.randrange(40)) for _ in range(8)) for _ in range(30)]
     (tmp_path / "ids.txt").write_text("\n".join(sessions) + "\n")
@@ -86,7 +83,7 @@ def test_a_run_of_items_is_exported_like_one_of_words(tmp_path):
     assert tokenizer("song_3 song_17 99").input_ids == [2, ids["song_3"], ids["song_17"], 3]
 
 
-def test_scores_in_transformers_are_those_of_the_run(runs, exported):
+def test_scores_match_the_run(runs, exported):
     for label in ("BPE", "CNN", "ADP-T"):
         lm = load(runs[label], device="cpu")
         model = AutoModelForCausalLM.from_pretrained(exported[label])
@@ -98,7 +95,7 @@ def test_scores_in_transformers_are_those_of_the_run(runs, exported):
             assert total == pytest.approx(lm.score(text).logprob, abs=1e-4)
 
 
-def test_what_was_saved_in_a_lower_precision_comes_back_as_float32(word_data, tmp_path):
+def test_lower_precision_becomes_float32(word_data, tmp_path):
     run = on_disk(loaded(word_data, "ADP-T"), tmp_path / "run")
     export_run(run, tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.bfloat16)
@@ -110,13 +107,13 @@ def test_what_was_saved_in_a_lower_precision_comes_back_as_float32(word_data, tm
         assert weight.equal(model.model.state_dict()[name].float())
 
 
-def test_a_folder_that_is_taken_is_left_alone(runs, exported, tmp_path):
+def test_existing_folder_is_not_touched(runs, exported, tmp_path):
     (tmp_path / "mine").write_text("mine")
     for make in (
         lambda: export_run(runs["SM"], tmp_path / "mine"),
         lambda: import_run(exported["SM"], tmp_path / "mine"),
     ):
-        with pytest.raises(FileExistsError, match="mine exists already"):
+        with pytest.raises(FileExistsError, match="mine: already exists"):
             make()
     assert (tmp_path / "mine").read_text() == "mine"
 
@@ -159,14 +156,14 @@ DAMAGES = [
     ("SM", lambda f: (f / "config.json").unlink(), "config.json: missing"),
     ("SM", lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
     ("SM", lambda f: (f / "vocabulary.txt").unlink(), "vocabulary.txt: missing; save the tok"),
-    ("SM", _a_run_instead, "model_type=None: not a model that"),
+    ("SM", _a_run_instead, "model_type=None: not a model from"),
     ("SM", _cut("config.json"), "config.json: not JSON"),
-    ("SM", _cut("model.safetensors"), "weights are cut short or damaged"),
+    ("SM", _cut("model.safetensors"), "weights are truncated or damaged"),
     ("SM", _cut("vocabulary.txt"), "vocabulary.txt"),
-    ("BPE", _cut("bpe.codes"), "bpe.codes: missing, damaged or of another run"),
+    ("BPE", _cut("bpe.codes"), "bpe.codes: missing, damaged or from another run"),
     ("SM", _json("config.json", lambda c: c.update(model_type="gpt2")), "model_type='gpt2'"),
     ("SM", _json("config.json", lambda c: c["zipflm"].update(tie="all")), "zipflm.tie='all'"),
-    ("SM", _json("config.json", lambda c: c["zipflm"].update(vocab_size=9)), "zipflm says 9"),
+    ("SM", _json("config.json", lambda c: c["zipflm"].update(vocab_size=9)), "zipflm implies 9"),
     ("SM", _weights(lambda w: w.pop(TABLE)), "missing keys: .*input.table"),
     ("SM", _weights(lambda w: w.update({"model.x": torch.ones(1)})), "unexpected keys: model.x"),
     ("SM", _weights(lambda w: w.update({TABLE: w[TABLE][:, 1:].clone()})), "mismatched keys"),
@@ -176,7 +173,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("label", "damage", "message"), DAMAGES)
-def test_what_is_damaged_is_named_and_leaves_nothing(label, damage, message, folder, tmp_path):
+def test_damaged_folder_leaves_nothing(label, damage, message, folder, tmp_path):
     path = folder(label)
     damage(path)
     with pytest.raises(ValueError, match=message):
@@ -185,22 +182,22 @@ def test_what_is_damaged_is_named_and_leaves_nothing(label, damage, message, fol
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "vocabulary.txt", "README.md"])
-def test_an_exported_folder_knows_when_any_byte_of_it_changed(name, exported, tmp_path):
+def test_exported_folder_detects_changes(name, exported, tmp_path):
     shutil.copytree(exported["SM"], tmp_path / "folder")
     path = tmp_path / "folder" / name
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(ValueError, match=f"{name}: damaged; .*if it was changed on purpose"):
+    with pytest.raises(ValueError, match=f"{name}: damaged; .*if the change was intended"):
         import_run(tmp_path / "folder", tmp_path / "run")
     path.unlink()
-    with pytest.raises(ValueError, match=f"{name}: missing, but checksums.json names it"):
+    with pytest.raises(ValueError, match=f"{name}: missing, but listed in checksums.json"):
         import_run(tmp_path / "folder", tmp_path / "run")
 
 
 @pytest.mark.parametrize("size", ["0GB", "foo", "5GiB", -1])
-def test_what_is_no_size_of_a_file_is_refused(size, imported_run, tmp_path):
-    with pytest.raises(ValueError, match=f"--max-shard-size {size}: give a size with KB, MB"):
+def test_rejects_invalid_shard_sizes(size, imported_run, tmp_path):
+    with pytest.raises(ValueError, match=f"--max-shard-size {size}: use a size in KB, MB"):
         export_run(imported_run, tmp_path / "hf", max_shard_size=size)
     assert not (tmp_path / "hf").exists()
 
@@ -209,27 +206,27 @@ TEXT = "ba de ba fila\nsoro ba\n"
 
 
 @pytest.mark.parametrize("label", ["ADP-T", "BPE", "CNN"])
-def test_an_exported_folder_loads_as_its_run(label, runs, exported):
+def test_load_exported_folder(label, runs, exported):
     ours, theirs = zipflm.load(runs[label]), zipflm.load(exported[label])
     assert theirs.score(TEXT).nll.tolist() == ours.score(TEXT).nll.tolist()
     assert theirs.encode(TEXT) == ours.encode(TEXT)
     assert str(exported[label]) in repr(theirs)
 
 
-def test_an_exported_folder_is_one_model(exported):
+def test_exported_folder_has_no_checkpoints(exported):
     with pytest.raises(ValueError, match="--checkpoint best: .* is one model"):
         zipflm.load(exported["SM"], checkpoint="best")
 
 
-def test_a_model_on_the_hub_is_downloaded(exported, monkeypatch):
-    folders = {"somebody/model": str(exported["SM"])}
+def test_downloads_from_the_hub(exported, monkeypatch):
+    folders = {"user/model": str(exported["SM"])}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", folders.__getitem__)
-    assert zipflm.load("somebody/model").perplexity(TEXT) > 1
-    with pytest.raises(ValueError, match="somebody/none: not a folder here, and not found"):
-        zipflm.load("somebody/none")
+    assert zipflm.load("user/model").perplexity(TEXT) > 1
+    with pytest.raises(ValueError, match="user/none: not a local folder, and not found"):
+        zipflm.load("user/none")
 
 
-def test_a_folder_that_is_here_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+def test_local_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)

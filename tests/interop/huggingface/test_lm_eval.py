@@ -1,7 +1,7 @@
-"""lm-evaluation-harness, run as people run it, gives the numbers of `zipflm score`.
+"""lm-evaluation-harness gives the same numbers as `zipflm score`.
 
-The harness is large and not installed for these tests. Where it is, in this interpreter or in the
-one that the environment variable ZIPFLM_LM_EVAL names, the tasks of examples/lm_eval are run.
+These tests run if the harness is installed, here or in the Python interpreter that the environment
+variable ZIPFLM_LM_EVAL names.
 """
 
 import importlib.util
@@ -33,16 +33,16 @@ def rows(name):
 
 @pytest.fixture(scope="module")
 def harness():
-    """How to start it."""
+    """Command to start the harness."""
     other = os.environ.get("ZIPFLM_LM_EVAL")
     if other is None and importlib.util.find_spec("lm_eval") is None:
-        pytest.skip("lm_eval is not installed; ZIPFLM_LM_EVAL can name a Python that has it")
+        pytest.skip("lm_eval is not installed; set ZIPFLM_LM_EVAL to a Python that has it")
     return [other or sys.executable, "-m", "lm_eval", "run"]
 
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory):
-    """A model that knows some words of the tasks; rolling windows are longer than their texts."""
+    """A model with some words of the tasks; its windows are longer than their texts."""
     root = tmp_path_factory.mktemp("lm-eval")
     (root / "text.txt").write_text("the cat sat on the mat\na dog ran after the mouse\n" * 3)
     prepare(str(root / "data"), {"train": [str(root / "text.txt")]}, Options(min_count=1))
@@ -53,7 +53,7 @@ def lm(tmp_path_factory):
 
 
 def answers(harness, root, number, tasks):
-    """Totals of tasks, and every single answer, of a command in docs/huggingface.md."""
+    """Return totals and samples of tasks for a command in docs/huggingface.md."""
     shown = re.findall(r"^lm_eval run (.*)$", PAGE.read_text(), re.MULTILINE)[number]
     out = root / f"out-{number}"
     command = [*harness, *shlex.split(shown), "--batch_size=3", f"--output_path={out}"]
@@ -82,7 +82,7 @@ def results(harness, lm):
 
 
 @pytest.mark.slow
-def test_rolling_perplexity_is_that_of_score(lm, results):
+def test_rolling_perplexity_matches_score(lm, results):
     scored = [lm[0].score(row["text"]) for row in rows("words.jsonl")]
     totals, samples = results
     for text, sample in zip(scored, samples["zipflm_words"], strict=True):
@@ -94,7 +94,7 @@ def test_rolling_perplexity_is_that_of_score(lm, results):
 
 
 @pytest.mark.slow
-def test_a_text_of_ones_own_has_the_perplexity_of_score(harness, lm):
+def test_own_text_matches_score(harness, lm):
     text = "the cat sat on the mat\na mouse slept\n"
     (lm[1] / "more.txt").write_text(text)
     totals, samples = answers(harness, lm[1], 1, ["zipflm_words"])
@@ -105,19 +105,18 @@ def test_a_text_of_ones_own_has_the_perplexity_of_score(harness, lm):
 
 
 @pytest.mark.slow
-def test_both_endings_have_the_log_probabilities_of_score(lm, results):
+def test_endings_match_score(lm, results):
     totals, samples = results
     right = []
     for row, sample in zip(rows("endings.jsonl"), samples["zipflm_endings"], strict=True):
         expected = [text.logprob for text in lm[0].score(row["endings"], prefix=row["beginning"])]
-        told = [float(answer[0][0]) for answer in sample["resps"]]
-        assert told == pytest.approx(expected, abs=1e-4)
+        found = [float(answer[0][0]) for answer in sample["resps"]]
+        assert found == pytest.approx(expected, abs=1e-4)
         right.append(max(expected) == expected[row["label"]])
     assert totals["zipflm_endings"]["acc,none"] == pytest.approx(sum(right) / len(right))
 
 
-def test_the_tasks_name_functions_and_files_that_are_there():
-    """Also where the harness is not."""
+def test_task_files_are_consistent():
     code = (TASKS / "zipflm_tasks.py").read_text()
     for task in ("zipflm_words", "zipflm_endings"):
         text = (TASKS / f"{task}.yaml").read_text()

@@ -1,5 +1,3 @@
-"""In `transformers` a model says what it says here, padded, cached, saved and loaded."""
-
 import json
 
 import pytest
@@ -13,14 +11,12 @@ from transformers.utils.generic import find_labels
 from zipflm import LanguageModel, preset
 from zipflm.interop.huggingface import ZipfConfig, ZipfForCausalLM
 from zipflm.interop.huggingface.exchange import model_of
+from zipflm.presets import FACTORIZATIONS
 from zipflm.runs.load import load_run
-
-LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
 
 @pytest.fixture(autouse=True)
 def _quietly():
-    """Without bars, and warnings of padding on the right, which few models take."""
     before = logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -43,9 +39,9 @@ def padded(words, number, side):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", FACTORIZATIONS)
 @torch.no_grad()
-def test_loss_and_log_probabilities_are_the_native_ones(label, dtype, runs, exported, words):
+def test_matches_the_native_model(label, dtype, runs, exported, words):
     model = AutoModelForCausalLM.from_pretrained(exported[label], dtype=dtype)
     native = load_run(runs[label]).model.to(dtype)
     assert model.dtype == dtype and not model.training
@@ -58,7 +54,7 @@ def test_loss_and_log_probabilities_are_the_native_ones(label, dtype, runs, expo
     torch.testing.assert_close(loss, mean, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", FACTORIZATIONS)
 def test_every_weight_is_saved_once(label, exported):
     config = ZipfConfig.from_pretrained(exported[label]).native
     saved = {}
@@ -74,7 +70,7 @@ def test_every_weight_is_saved_once(label, exported):
 
 
 @torch.no_grad()
-def test_labels_give_a_loss_without_logits(model, words, monkeypatch):
+def test_labels_return_loss_without_logits(model, words, monkeypatch):
     monkeypatch.setattr(model.model.output, "log_probs", lambda *_: pytest.fail("all words"))
     output = model(words, labels=words)
     assert output.logits is None and output.past_key_values is None
@@ -82,7 +78,7 @@ def test_labels_give_a_loss_without_logits(model, words, monkeypatch):
 
 
 @torch.no_grad()
-def test_logits_come_with_labels_if_they_are_asked_for(model, words):
+def test_return_logits_and_logits_to_keep(model, words):
     everything = model(words).logits
     assert model(words, labels=words, return_logits=True).logits.equal(everything)
     kept = model(words, labels=words, logits_to_keep=2).logits
@@ -94,10 +90,10 @@ def test_logits_come_with_labels_if_they_are_asked_for(model, words):
 
 
 @torch.no_grad()
-def test_labels_are_shifted_and_minus_100_is_not_scored(model, words):
+def test_labels_are_shifted_and_ignored(model, words):
     labels = words.clone()
     labels[0, 3:] = -100
-    labels[1, 0] = -100  # has no word before it, and would not be scored anyway
+    labels[1, 0] = -100  # the first label is never scored
     scored = labels[:, 1:] != -100
     nll = model.model.nll(words[:, :-1], words[:, 1:])
     torch.testing.assert_close(model(words, labels=labels).loss, nll[scored].mean())
@@ -105,9 +101,9 @@ def test_labels_are_shifted_and_minus_100_is_not_scored(model, words):
     assert model(words[:, :1], labels=words[:, :1]).loss == 0
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(model, words):
+def test_gradient_accumulation_matches_whole_batch(model, words):
     labels = words.clone()
-    labels[0, 3:] = -100  # batches of different numbers of words
+    labels[0, 3:] = -100  # batches with different numbers of words
     model(words, labels=labels).loss.backward()
     whole = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
@@ -129,13 +125,13 @@ def test_padding_changes_nothing(model, words, side, use_cache):
     own = output.logits[:, 4:] if side == "left" else output.logits[:, :-4]
     torch.testing.assert_close(own, expected, atol=2e-5, rtol=0)
     torch.testing.assert_close(output.logits[:, -1], expected[:, -1], atol=2e-5, rtol=0)
-    # Labels that name padding, and the </s> behind it, have nothing to be predicted from.
+    # Labels on padding, and the </s> after it, are not scored.
     loss = model(more, attention_mask=mask, labels=more).loss
     torch.testing.assert_close(loss, model(words, labels=words).loss)
 
 
 @torch.no_grad()
-def test_words_that_come_later_see_those_in_the_cache(model, words):
+def test_cache_matches_whole_input(model, words):
     expected = model(words).logits
     first = model(words[:, :4], use_cache=True)
     second = model(words[:, 4:7], past_key_values=first.past_key_values)
@@ -151,14 +147,14 @@ def written(model, words, mask=None, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
-def test_generation_is_the_same_with_a_cache_and_padding_on_either_side(model, words, options):
+def test_generation_with_cache_and_padding(model, words, options):
     expected = written(model, words, use_cache=False, **options)
     assert written(model, words, **options).equal(expected)
     for side in ("left", "right"):
         assert written(model, *padded(words, 3, side), **options).equal(expected)
 
 
-def test_greedy_generation_is_that_of_the_run(word_data):
+def test_greedy_generation_matches_the_run(word_data):
     lm = loaded(word_data, "ADP-T")
     model = model_of(lm.run)
     (text,) = lm.generate(temperature=0, max_words=8, lines=0)
@@ -166,7 +162,7 @@ def test_greedy_generation_is_that_of_the_run(word_data):
     assert [word.word for word in text.words] == [lm.vocabulary.words[id] for id in ids[0]]
 
 
-def test_samples_follow_the_distribution_and_specials_are_never_written(word_data):
+def test_samples_follow_the_distribution(word_data):
     model = model_of(loaded(word_data, "ADP-T", sharpness=1.0).run)
     start = torch.tensor([[2]]).expand(4000, -1)
     drawn = written(model, start, do_sample=True, max_new_tokens=1, top_k=0)[:, 0]
@@ -178,7 +174,7 @@ def test_samples_follow_the_distribution_and_specials_are_never_written(word_dat
     assert {0, 1, 3} <= set(model.generation_config.suppress_tokens)
 
 
-def test_a_folder_without_all_weights_is_refused(exported, tmp_path):
+def test_rejects_missing_weights(exported, tmp_path):
     for path in exported["ADP-T"].iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
@@ -190,7 +186,7 @@ def test_a_folder_without_all_weights_is_refused(exported, tmp_path):
         ZipfForCausalLM.from_pretrained(pretrained_model_name_or_path=tmp_path)
 
 
-def test_a_new_model_starts_as_the_native_one_does():
+def test_new_model_matches_native_initialisation():
     config = preset("tiny", "ADP-T")
     torch.manual_seed(5)
     native = LanguageModel(config).state_dict()
@@ -222,25 +218,25 @@ def test_a_new_model_starts_as_the_native_one_does():
         ),
     ],
 )
-def test_bad_input_is_named(word_data, arguments, message):
+def test_rejects_invalid_input(word_data, arguments, message):
     model = model_of(loaded(word_data, "ADP-T").run)
     with pytest.raises(ValueError, match=message):
         model(**arguments)
 
 
-def test_misspelled_arguments_are_refused(model, words):
+def test_rejects_misspelled_arguments(model, words):
     with pytest.raises(TypeError, match="lables"):
         model(words, lables=words)
     with pytest.raises(ValueError, match="tempreature"):
         model.generate(words, tempreature=0.5)
 
 
-def test_trainer_takes_batches_with_labels_alone():
+def test_trainer_finds_labels():
     assert find_labels(ZipfForCausalLM) == ["labels"]
 
 
 @torch.no_grad()
-def test_shifted_labels_are_taken_as_they_are(model, words):
+def test_shift_labels(model, words):
     shifted = torch.cat([words[:, 1:], torch.full((3, 1), -100)], 1)
     expected = model(words, labels=words).loss
     torch.testing.assert_close(model(words, shift_labels=shifted).loss, expected)
@@ -250,7 +246,7 @@ def test_shifted_labels_are_taken_as_they_are(model, words):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
-def test_attention_weights_are_those_of_eager_attention(model, words, side):
+def test_output_attentions(model, words, side):
     more, mask = padded(words, 2, side)
     expected = model(more, attention_mask=mask)
     output = model(more, attention_mask=mask, output_attentions=True, output_hidden_states=True)
@@ -269,7 +265,7 @@ def test_attention_weights_are_those_of_eager_attention(model, words, side):
     assert model(more, attention_mask=mask).logits.equal(output.logits)
 
 
-def test_vectors_stand_for_ids_and_a_prompt_of_vectors_learns(model, words):
+def test_inputs_embeds(model, words):
     vectors = model.get_input_embeddings()(words).detach().requires_grad_()
     output = model(inputs_embeds=vectors, labels=words)
     assert output.loss.equal(model(words, labels=words).loss)
@@ -281,7 +277,7 @@ def test_vectors_stand_for_ids_and_a_prompt_of_vectors_learns(model, words):
     assert generated.equal(written(model, words))
 
 
-def test_the_input_layer_can_be_hooked_and_replaced(model, words):
+def test_input_layer_can_be_hooked_and_replaced(model, words):
     layer = model.get_input_embeddings()
     assert model.get_submodule("embeddings.word_embeddings") is layer  # where PEFT looks
     expected = model(words).logits
@@ -291,7 +287,7 @@ def test_the_input_layer_can_be_hooked_and_replaced(model, words):
     assert model(words).logits.equal(expected)
 
 
-def test_gradient_checkpointing_keeps_less_and_gives_the_same_gradients(model, words):
+def test_gradient_checkpointing(model, words):
     def step():
         kept = []
         model.zero_grad()
@@ -312,7 +308,7 @@ def test_gradient_checkpointing_keeps_less_and_gives_the_same_gradients(model, w
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_a_mask_can_be_compiled_and_exported(model, words):
+def test_masks_can_be_compiled_and_exported(model, words):
     more, mask = padded(words, 2, "left")
     expected = model(more, attention_mask=mask).logits
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -325,12 +321,12 @@ def test_a_mask_can_be_compiled_and_exported(model, words):
     torch.testing.assert_close(unpadded, model(more).logits, atol=2e-5, rtol=0)
 
 
-def test_the_vocabulary_and_the_kind_of_cache_are_fixed(word_data, words):
+def test_rejects_resizing_and_static_cache(word_data, words):
     model = model_of(loaded(word_data, "ADP-T").run)
     assert model.resize_token_embeddings(model.config.vocab_size) is model.get_input_embeddings()
     with pytest.raises(ValueError, match="new_num_tokens=9: the vocabulary"):
         model.resize_token_embeddings(9)
-    with pytest.raises(ValueError, match="a StaticCache returns other words"):
+    with pytest.raises(ValueError, match="a StaticCache does not return all words"):
         written(model, words, cache_implementation="static")
     cache = DynamicCache()
     written(model, words, past_key_values=cache)

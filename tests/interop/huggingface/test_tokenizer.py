@@ -1,5 +1,3 @@
-"""The tokenizer reads text as the run does, id by id, and writes it readably."""
-
 import copy
 import pickle
 
@@ -35,7 +33,7 @@ def _vocabulary(words):
 
 
 def _encoder(splitting, unit):
-    """Knows the words of some prose, or pieces of them; not all, so that some are unknown."""
+    """Return an encoder with some words or pieces of PROSE, so that others are unknown."""
     splitter = TextEncoder(_vocabulary(["a"]), None, splitting).splitter
     words = [piece.word for line in PROSE.splitlines() for piece in splitter.words(line)]
     if unit == "word":
@@ -51,7 +49,6 @@ ENCODERS = {
 }
 TOKENIZERS = {key: ZipfTokenizer(encoder=encoder, unit=key[1]) for key, encoder in ENCODERS.items()}
 
-# Words of the prose, specials in all cases, every kind of white space and line end, and anything.
 PARTS = st.one_of(
     st.sampled_from(PROSE.split()),
     st.sampled_from(
@@ -71,7 +68,7 @@ TEXTS = st.lists(PARTS, min_size=1, max_size=25).map("".join).filter(bool)
 @example(text=PROSE)
 @example(text="\ufeffcat\ufeff\r\r\n\ncat</s>cat <pad> <PAD>")
 @example(text=" ".join(PROSE.split() * 3) + "x" * 1500)
-def test_ids_are_those_of_the_run(splitting, unit, text):
+def test_ids_match_the_run(splitting, unit, text):
     reader = TextReader(ENCODERS[splitting, unit], unit)
     expected = reader.text(text, ends=False).ids.tolist()
     tokenizer = TOKENIZERS[splitting, unit]
@@ -81,7 +78,7 @@ def test_ids_are_those_of_the_run(splitting, unit, text):
 
 @pytest.mark.parametrize("unit", ["word", "bpe"])
 @pytest.mark.parametrize("splitting", RULES, ids=str)
-def test_offsets_are_the_places_of_words_and_of_their_pieces(splitting, unit):
+def test_offsets_match_the_run(splitting, unit):
     reader = TextReader(ENCODERS[splitting, unit], unit)
     encoded = reader.text(PROSE, ends=False)
     offsets = TOKENIZERS[splitting, unit](
@@ -110,10 +107,10 @@ def test_decoded_text_is_readable(splitting):
     assert tokenizer.decode([1, 1, *ids, 1], skip_special_tokens=True) == "\n".join(joined)
 
 
-def test_pieces_are_joined_and_a_text_that_goes_on_begins_with_a_space():
+def test_decode_joins_pieces_and_adds_a_leading_space():
     tokenizer = TOKENIZERS[Splitting("words", False), "bpe"]
-    spelt = {word: tokenizer(word, add_special_tokens=False).input_ids for word in PROSE.split()}
-    word, ids = next((w, ids) for w, ids in spelt.items() if len(ids) > 2 and w.isalpha())
+    encoded = {word: tokenizer(word, add_special_tokens=False).input_ids for word in PROSE.split()}
+    word, ids = next((w, ids) for w, ids in encoded.items() if len(ids) > 2 and w.isalpha())
     assert tokenizer.decode([2, *ids, *ids], skip_special_tokens=True) == f"{word} {word}"
     assert tokenizer.decode(ids) == f" {word}"
     assert (
@@ -123,12 +120,12 @@ def test_pieces_are_joined_and_a_text_that_goes_on_begins_with_a_space():
     words = TOKENIZERS[Splitting("wikitext", True), "word"]
     assert words.decode(words("'s", add_special_tokens=False).input_ids)[0] != " "
     for bad in (-100, 10_000):
-        with pytest.raises(ValueError, match=f"id {bad}: not of the vocabulary"):
+        with pytest.raises(ValueError, match=f"id {bad}: outside the vocabulary"):
             tokenizer.decode([2, bad])
 
 
 @pytest.mark.parametrize("unit", ["word", "bpe"])
-def test_it_is_the_same_when_saved_copied_or_sent_to_another_process(unit, tmp_path):
+def test_save_copy_and_pickle(unit, tmp_path):
     splitting = Splitting("wikitext", True)
     tokenizer = TOKENIZERS[splitting, unit]
     names = {path.split("/")[-1] for path in tokenizer.save_pretrained(tmp_path)}
@@ -144,7 +141,7 @@ def test_it_is_the_same_when_saved_copied_or_sent_to_another_process(unit, tmp_p
         assert (other.bos_token_id, other.eos_token_id, other.pad_token_id) == (2, 2, 1)
 
 
-def test_the_start_can_be_left_out_and_padding_put_on_either_side(exported):
+def test_bos_token_and_padding_side(exported):
     tokenizer = AutoTokenizer.from_pretrained(exported["ADP-T"])
     assert isinstance(tokenizer, ZipfTokenizer) and tokenizer.is_fast
     bare = AutoTokenizer.from_pretrained(exported["ADP-T"], add_bos_token=False)
@@ -157,13 +154,13 @@ def test_the_start_can_be_left_out_and_padding_put_on_either_side(exported):
 
 
 @pytest.mark.parametrize("name", ["bos_token", "eos_token", "pad_token", "unk_token"])
-def test_other_special_tokens_are_refused(name, exported):
+def test_rejects_other_special_tokens(name, exported):
     for token in ("<s>", "<none>", None):
         with pytest.raises(ValueError, match=f"{name}="):
             AutoTokenizer.from_pretrained(exported["ADP-T"], **{name: token})
 
 
-def test_padding_can_be_the_line_end_and_stays_so_when_saved(exported, tmp_path):
+def test_pad_token_can_be_the_line_end(exported, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(exported["ADP-T"], pad_token="</s>")
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
@@ -172,7 +169,7 @@ def test_padding_can_be_the_line_end_and_stays_so_when_saved(exported, tmp_path)
         assert padded.attention_mask[0] == [1, 1, 0]
 
 
-def test_what_would_change_the_vocabulary_is_refused():
+def test_rejects_changes_of_the_vocabulary():
     tokenizer = TOKENIZERS[RULES[0], "word"]
     with pytest.raises(ValueError, match="token 'new': not in the vocabulary, which is fixed"):
         tokenizer.add_tokens(["new"])
@@ -183,18 +180,18 @@ def test_what_would_change_the_vocabulary_is_refused():
 
 
 @pytest.mark.parametrize("name", ["bpe.codes", "splitting.json", "vocabulary.txt"])
-def test_a_file_that_is_missing_or_of_another_run_is_missed(name, tmp_path):
+def test_rejects_missing_or_replaced_files(name, tmp_path):
     TOKENIZERS[Splitting("words", True), "bpe"].save_pretrained(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(ValueError, match=f"{name}: missing"):
         ZipfTokenizer.from_pretrained(tmp_path)
     TOKENIZERS[Splitting("wikitext", True), "bpe"].save_pretrained(tmp_path / "other")
     (tmp_path / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(ValueError, match=f"{name}: missing, damaged or of another run"):
+    with pytest.raises(ValueError, match=f"{name}: missing, damaged or from another run"):
         ZipfTokenizer.from_pretrained(tmp_path)
 
 
-def test_a_vocabulary_that_has_a_word_twice_is_refused(tmp_path):
+def test_rejects_duplicate_words(tmp_path):
     path = tmp_path / "vocabulary.txt"
     path.write_text("the 9\n<unk> 5 #fairseq:overwrite\n")
     with pytest.raises(ValueError, match="the word '<unk>' has two ids"):

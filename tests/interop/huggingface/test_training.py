@@ -1,5 +1,3 @@
-"""`Trainer` and `accelerate launch` train a model as one of their own."""
-
 import importlib.util
 import os
 import re
@@ -26,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "huggingface.md"
 
 @pytest.fixture(scope="module")
 def folder(word_data, tmp_path_factory):
-    """A model without dropout, so that all that train it alike get the same."""
+    """A model without dropout, so that training is deterministic."""
     root = tmp_path_factory.mktemp("training")
     overrides = ["decoder.dropout=0", "output.tail_dropout=0"]
     export_run(on_disk(loaded(word_data, "ADP-T", overrides), root / "run"), root / "hf")
@@ -36,7 +34,7 @@ def folder(word_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    """Losses and weights of ten updates of two batches each, in this process."""
+    """Losses and weights after ten updates of two batches each, in this process."""
     spec = importlib.util.spec_from_file_location("ten_steps", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -46,7 +44,7 @@ def alone(folder):
     return losses, load_file(folder / "alone" / "model.safetensors")
 
 
-def test_ten_steps_of_trainer_teach_something(alone, folder):
+def test_trainer_reduces_the_loss(alone, folder):
     losses, weights = alone
     assert len(losses) == 10 and losses[-1] < 0.8 * losses[0]
     before = load_file(folder / "hf" / "model.safetensors")
@@ -56,8 +54,8 @@ def test_ten_steps_of_trainer_teach_something(alone, folder):
 
 @pytest.mark.multi_process
 @pytest.mark.slow
-def test_two_processes_make_the_same_updates(alone, folder):
-    """Started as docs/huggingface.md says."""
+def test_accelerate_matches_one_process(alone, folder):
+    # Uses the command in docs/huggingface.md.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

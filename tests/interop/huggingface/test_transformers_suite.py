@@ -1,8 +1,7 @@
-"""The tests that transformers runs on its own models and tokenizers, run on ours.
+"""Run the test suite of transformers on our model and tokenizer.
 
-They are not part of what transformers installs. Unpack its sdist, or clone its repository, at the
-installed version, install `parameterized`, and name the folder in ZIPFLM_TRANSFORMERS. An sdist
-lacks the tests of generation and of exporters; a clone has them.
+To run these tests, clone the repository of transformers (or unpack its sdist, which lacks some
+tests) at the installed version, install `parameterized`, and set ZIPFLM_TRANSFORMERS to the folder.
 """
 
 import importlib
@@ -19,7 +18,7 @@ import torch
 
 SOURCES = os.environ.get("ZIPFLM_TRANSFORMERS")
 if SOURCES is None:
-    pytest.skip("ZIPFLM_TRANSFORMERS names no sources of transformers", allow_module_level=True)
+    pytest.skip("ZIPFLM_TRANSFORMERS is not set", allow_module_level=True)
 pytest.importorskip("parameterized")
 
 from zipflm import LanguageModel  # noqa: E402
@@ -36,7 +35,7 @@ sys.modules[TESTS.__name__] = TESTS
 
 
 def load(module, name):
-    """A class of transformers' tests; an empty one for a module that is not there."""
+    """Load a test class of transformers, or an empty class if its module is missing."""
     path = Path(SOURCES, "tests", *module.split("."))
     full = f"{TESTS.__name__}.{module}"
     if not path.with_suffix(".py").exists():
@@ -66,14 +65,14 @@ MODELS = {
 
 
 class Spelled(ZipfForCausalLM):
-    """Character input needs spellings, which a config does not have: these are made up."""
+    """Uses arbitrary spellings, which character input needs and a config does not have."""
 
     def __init__(self, config):
         table = torch.arange(config.vocab_size * 16).view(-1, 16).remainder(200).short()
         super().__init__(config, LanguageModel(config.native, spellings=table))
 
 
-Spelled.__name__ = ZipfForCausalLM.__name__  # by which the tests know that it takes labels
+Spelled.__name__ = ZipfForCausalLM.__name__  # the tests check it to see whether labels are used
 
 
 class Small:
@@ -93,7 +92,7 @@ class Small:
 
 
 class ModelTests(ModelTesterMixin, GenerationTesterMixin):
-    test_resize_embeddings = False  # refused: a new word has no rank among the counts
+    test_resize_embeddings = False  # not supported: new words have no rank
 
     def setUp(self):
         label = self.preset.split("/")[1]
@@ -107,7 +106,7 @@ def skipped(reason):
     return lambda self: self.skipTest(reason)
 
 
-LAYERS = skipped("layers recompute by themselves, not as a GradientCheckpointingLayer")
+LAYERS = skipped("layers do not use GradientCheckpointingLayer")
 SKIPPED = {
     "test_gradient_checkpointing_enable_disable": LAYERS,
     "test_training_gradient_checkpointing": LAYERS,
@@ -119,7 +118,7 @@ SKIPPED = {
 for name, skip in SKIPPED.items():
     assert hasattr(ModelTests, name)
     setattr(ModelTests, name, skip)
-SPELLINGS = skipped("spellings come from a vocabulary, and cannot be initialised without one")
+SPELLINGS = skipped("spellings cannot be initialised without a vocabulary")
 WITH_SPELLINGS = {
     "test_all_tensors_are_parameter_or_buffer": SPELLINGS,
     "test_init_weights_can_init_buffers": SPELLINGS,
@@ -144,7 +143,7 @@ class TestTokenizer(TokenizersBackendTesterMixin, TokenizerTesterMixin, unittest
 
     @classmethod
     def setUpClass(cls):
-        """As there, but with a tokenizer made here, and without files that no sdist has."""
+        """Replaces the original, which needs files that an sdist lacks."""
         cls.tmpdirname = mkdtemp()
         words = f"{WORDS} {cls.integration_test_input_string}".split()
         vocabulary = Vocabulary.from_counts(Counter(words), min_count=1)
@@ -165,7 +164,7 @@ SKIPPED = {
     "test_tokenize_special_tokens": FIXED,
     "test_training_new_tokenizer": FIXED,
     "test_training_new_tokenizer_with_special_tokens_change": FIXED,
-    "test_tokenizer_store_full_signature": skipped("its files have names of their own"),
+    "test_tokenizer_store_full_signature": skipped("its files have other names"),
 }
 for name, skip in SKIPPED.items():
     assert hasattr(TestTokenizer, name)

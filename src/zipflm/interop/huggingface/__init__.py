@@ -1,4 +1,4 @@
-"""Models at home in Hugging Face's `transformers`; importing this makes them known there.
+"""zipflm models in Hugging Face `transformers`. Import this module to register them:
 
     import zipflm.interop.huggingface
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -6,9 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained("exported")
     tokenizer = AutoTokenizer.from_pretrained("exported")
 
-`transformers` looks for models nowhere but in itself, in code that a model's folder brings along
-(`trust_remote_code`, which is not needed here) and among those that were registered: hence the
-import. Nothing else in this package imports it.
+`trust_remote_code` is not needed.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ try:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as _error:
     raise ImportError(
-        "zipflm.interop.huggingface needs transformers: pip install "
+        "zipflm.interop.huggingface needs transformers; pip install "
         f"'zipflm[hf] @ git+https://github.com/zipflm/zipflm' ({_error})"
     ) from _error
 
@@ -31,5 +29,5 @@ __all__ = ["ZipfConfig", "ZipfForCausalLM", "ZipfTokenizer"]
 AutoConfig.register(ZipfConfig.model_type, ZipfConfig, exist_ok=True)
 AutoModelForCausalLM.register(ZipfConfig, ZipfForCausalLM, exist_ok=True)
 AutoTokenizer.register(ZipfConfig, fast_tokenizer_class=ZipfTokenizer, exist_ok=True)
-# By these names, and no others, Trainer and lm-evaluation-harness know a causal model as one.
+# Trainer and lm-evaluation-harness recognise causal models by these names.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(ZipfConfig.model_type, ZipfForCausalLM.__name__)

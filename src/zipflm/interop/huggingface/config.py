@@ -1,7 +1,7 @@
-"""The `transformers` config of a run, and what its tokenizer needs to read text.
+"""The `transformers` config of a run, with hashes of the files that its tokenizer needs.
 
-Codes and a splitting rule are files that a run may or may not have; without them text would be read
-wrongly without an error. So the configs of model and tokenizer say which of them belong to it.
+BPE codes and splitting rules are optional files. The hashes make a missing one an error; without
+them text would be silently tokenized the wrong way.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from zipflm.settings import from_dict, to_dict
 
 @dataclass(frozen=True, kw_only=True)
 class TextFacts:
-    """How raw text becomes ids; two that are equal read all texts alike."""
+    """Hashes of everything that determines the ids of a text."""
 
     vocabulary: str
     """SHA-256 of words and counts in order."""
     codes: str | None
-    """SHA-256 of the byte-pair codes; None where words are not split."""
+    """SHA-256 of the BPE codes, if any."""
     splitting: Splitting
 
     @classmethod
@@ -44,7 +44,7 @@ class TextFacts:
         )
 
     def require(self, encoder: TextEncoder) -> None:
-        """ValueError, naming a file, if this reads text differently."""
+        """Raise ValueError, naming a file, if `encoder` reads text differently."""
         found = TextFacts.of(encoder)
         for name, ours, theirs in (
             (VOCABULARY_FILE, self.vocabulary, found.vocabulary),
@@ -53,13 +53,13 @@ class TextFacts:
         ):
             if ours != theirs:
                 raise ValueError(
-                    f"{name}: missing, damaged or of another run; put the file back that was saved "
-                    "with this config"
+                    f"{name}: missing, damaged or from another run; restore the file that was "
+                    "saved with this config"
                 )
 
 
 def parsed(values: Mapping[str, Any] | None) -> TextFacts | None:
-    """The facts in a config, if it has any."""
+    """Parse the `text` field of a config, if it has one."""
     return None if values is None else from_dict(TextFacts, values, "text.")
 
 
@@ -82,11 +82,10 @@ class ZipfConfig(PretrainedConfig):
         return_logits: bool = False,
         **kwargs: Any,
     ) -> None:
-        """`zipflm` is a `zipflm.Config` as JSON has it; without it, the paper's WikiText-103 model.
+        """`zipflm` is a `zipflm.Config` as a dict. Default: the WikiText-103 model of the paper.
 
-        `text` is `TextFacts`, with which its text became ids, and `updates` says how long the
-        weights were trained, for a later import.
-        With `return_logits` a call with labels returns logits too, which are large.
+        `text` is a `TextFacts` as a dict, and `updates` the number of training updates. With
+        `return_logits`, calls with labels also return logits, which are large.
         """
         native = (
             preset("wikitext-103", "ADP-T")
@@ -101,35 +100,34 @@ class ZipfConfig(PretrainedConfig):
         for name, value in _derived(native).items():
             if kwargs.setdefault(name, value) != value:
                 raise ValueError(
-                    f"{name}={quoted(kwargs[name])}: the field zipflm says {quoted(value)}, from "
-                    "which this follows; change it there, or leave it out here"
+                    f"{name}={quoted(kwargs[name])}: the field zipflm implies {quoted(value)}; "
+                    "change it there, or leave this out"
                 )
             setattr(self, name, kwargs.pop(name))
-        # Tied weights are one tensor here, not two to be tied.
+        # Tied weights are already one tensor.
         kwargs["tie_word_embeddings"] = False
         super().__init__(**kwargs)
 
     @classmethod
     def of(cls, config: Config, **options: Any) -> ZipfConfig:
-        """The config of such a model."""
+        """Wrap a `zipflm.Config`."""
         return cls(zipflm=to_dict(config), **options)
 
     @property
     def native(self) -> Config:
-        """The config as the rest of this package knows it."""
+        """The wrapped `zipflm.Config`."""
         return from_dict(Config, self.zipflm, "zipflm.")
 
 
 def _derived(native: Config) -> dict[str, int]:
-    """Fields under the names that other libraries look for."""
+    """Return fields under the names that other libraries expect."""
     return {
         "vocab_size": native.vocab_size,
         "hidden_size": native.decoder.dim,
         "num_hidden_layers": native.decoder.depth,
         "num_attention_heads": getattr(native.decoder, "num_heads", 1),
-        # Any number of words will do; this is how many `zipflm evaluate` shows the model at once.
+        # Any length works; this is the window of `zipflm evaluate`.
         "max_position_embeddings": native.batches.eval_block,
-        # A text begins after the end of another.
         "bos_token_id": END,
         "eos_token_id": END,
         "pad_token_id": PAD,

@@ -1,4 +1,4 @@
-"""Export and import of folders of `transformers`, and their model card."""
+"""Export and import `transformers` folders, and write their model card."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SPELLINGS = "input.spellings_VC"
 
 
 def model_card(run: LoadedRun, state: SavedState, versions: Versions | None) -> str:
-    """The README.md of an exported run: what the run recorded of these very weights."""
+    """Return the README.md of an exported run."""
     config = run.config
     imported, valid = None, None
     if isinstance(state, ImportedState):
-        imported = Path(state.imported_from).name  # the path would tell of a disk, not of the model
+        imported = Path(state.imported_from).name  # without the local folder
     else:
         valid = state.valid
     is_measured = valid is not None and None not in (valid.perplexity, valid.nats_per_word)
@@ -66,7 +66,7 @@ def model_card(run: LoadedRun, state: SavedState, versions: Versions | None) -> 
 
 
 def _cell(text: str) -> str:
-    """Text on one line, without a character that would end a cell of a table."""
+    """Escape text for a cell of a Markdown table."""
     return (text if text.isprintable() else quoted(text)).replace("|", "\\|")
 
 
@@ -77,10 +77,10 @@ def export_run(
     checkpoint: Choice | None = None,
     max_shard_size: str | int = "5GB",
 ) -> LoadedRun:
-    """Make the folder `out` of a run's checkpoint; it appears whole or not.
+    """Export a checkpoint of a run to the folder `out`.
 
-    Raises ValueError or OSError, naming the file, for what is damaged, does not fit or cannot be
-    said in `transformers`, and FileExistsError if `out` is taken.
+    Raises ValueError or OSError, naming the file, if a file is damaged or `transformers` does not
+    support the model, and FileExistsError if `out` exists.
     """
     _require_size(max_shard_size)
     run = load_run(path, checkpoint)
@@ -90,7 +90,7 @@ def export_run(
     with new_folder(out) as folder, _quietly():
         try:
             model.save_pretrained(folder, max_shard_size=max_shard_size)
-        except SafetensorError as error:  # its way of saying "disk full"
+        except SafetensorError as error:  # raised for a full disk
             raise OSError(f"{out}: {error}") from error
         tokenizer.save_pretrained(folder)
         card = model_card(run, state, run.folder.versions())
@@ -100,18 +100,18 @@ def export_run(
 
 
 def _require_size(size: str | int) -> None:
-    """Nothing that transformers would misread: of -5GB it makes a file for every weight."""
+    # transformers would misread other sizes: -5GB gives a file per weight.
     known = re.fullmatch(r"\s*(\d+(\.\d+)?)\s*[KMGT]B\s*", str(size), re.ASCII | re.IGNORECASE)
     if not (size > 0 if isinstance(size, int) else known and float(known[1]) > 0):
-        raise ValueError(f"--max-shard-size {size}: give a size with KB, MB, GB or TB, e.g. 500MB")
+        raise ValueError(f"--max-shard-size {size}: use a size in KB, MB, GB or TB, e.g. 500MB")
 
 
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
-    """The model of a run, around the same weights."""
+    """Wrap the model of a run without copying its weights."""
     if run.config.num_predicted < run.config.vocab_size:
         raise ValueError(
-            f"input.predicted_words={run.config.num_predicted}: transformers' models predict every "
-            "word that they read; export a model without it"
+            f"input.predicted_words={run.config.num_predicted}: not supported by transformers, "
+            "where models predict every word; export a model without it"
         )
     facts = to_dict(TextFacts.of(_encoder_of(run)))
     config = ZipfConfig.of(run.config, text=facts, updates=run.checkpoint.update)
@@ -119,14 +119,14 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
     model.eval()
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
-    # As `zipflm generate` has it: ids that stand for no word are not written.
-    model.generation_config.suppress_tokens = _never_written(run.vocabulary)
+    # As in `zipflm generate`: ids that are not words are never generated.
+    model.generation_config.suppress_tokens = _non_words(run.vocabulary)
     model.generation_config._from_model_config = False
     return model
 
 
 def tokenizer_of(run: LoadedRun) -> ZipfTokenizer:
-    """The tokenizer of a run; ValueError if its vocabulary cannot be one."""
+    """Return the tokenizer of a run. Raises ValueError if its vocabulary is not supported."""
     return ZipfTokenizer(encoder=_encoder_of(run), unit=run.config.batches.unit)
 
 
@@ -135,11 +135,10 @@ def _encoder_of(run: LoadedRun) -> TextEncoder:
 
 
 def import_run(path: str | PathLike[str], out: Path) -> Config:
-    """Make the run folder `out` of an exported folder, to use, not to resume; the run's config.
+    """Import an exported folder as the run folder `out`, to use, not to resume.
 
-    Weights of a lower precision become float32, which holds them exactly. Raises ValueError or
-    OSError, naming the file, for what is missing, damaged or does not fit, and FileExistsError if
-    `out` is taken.
+    Weights become float32. Raises ValueError or OSError, naming the file, if a file is missing,
+    damaged or does not fit, and FileExistsError if `out` exists.
     """
     contents, _ = _read(Path(path))
     write_imported(out, contents)
@@ -147,7 +146,7 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
 
 
 def load_exported(path: str | PathLike[str]) -> LoadedRun:
-    """The model of an exported folder as a run in memory; errors as for `import_run`."""
+    """Load an exported folder as a run in memory. Raises the errors of `import_run`."""
     folder = Path(path)
     contents, model = _read(folder)
     sums = [file_hash(file) for file in sorted(folder.glob("*.safetensors"))]
@@ -164,28 +163,28 @@ def load_exported(path: str | PathLike[str]) -> LoadedRun:
 
 
 def download(repository: str) -> Path:
-    """A folder with the files of a model on the Hugging Face Hub, kept in its cache."""
+    """Download a model from the Hugging Face Hub to its cache and return the folder."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(repository))
-    except Exception as error:  # of several libraries
+    except Exception as error:  # raised by several libraries
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{repository}: not a folder here, and not found on the Hugging Face Hub ({reason}); "
-            "give a run folder, a checkpoint, an exported folder or the id of a model"
+            f"{repository}: not a local folder, and not found on the Hugging Face Hub ({reason}); "
+            "give a run folder, a checkpoint, an exported folder or a model id"
         ) from None
 
 
 def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no folder; give one from `zipflm export`")
+        raise ValueError(f"{folder}: not a folder; give one from `zipflm export`")
     _require_whole(folder)
     _require_ours(folder)
     try:
         with _quietly():
             tokenizer = ZipfTokenizer.from_pretrained(folder)
-            # Weights of another shape are refused by the model itself, by their names.
+            # ZipfForCausalLM itself raises an error for weights of another shape.
             options = {"use_safetensors": True, "ignore_mismatched_sizes": True}
             model = ZipfForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
         encoder = tokenizer.text_encoder
@@ -193,11 +192,11 @@ def _read(folder: Path) -> tuple[Contents, LanguageModel]:
         if (facts := parsed(model.config.text)) is not None:
             facts.require(encoder)
         weights = model.model.state_dict()
-        weights.pop(_SPELLINGS, None)  # they follow from the vocabulary
+        weights.pop(_SPELLINGS, None)  # computed from the vocabulary
         built = model_with(weights, config, encoder.vocabulary)
     except SafetensorError as error:
-        raise ValueError(f"{folder}: its weights are cut short or damaged: {error}") from None
-    except Exception as error:  # transformers raises many kinds for files that it cannot read
+        raise ValueError(f"{folder}: weights are truncated or damaged: {error}") from None
+    except Exception as error:  # transformers raises many kinds for unreadable files
         raise ValueError(f"{folder}: {str(error).partition(chr(10))[0]}") from None
     contents = Contents(
         weights=weights,
@@ -211,8 +210,8 @@ def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     return contents, built
 
 
-def _never_written(vocabulary: Vocabulary) -> list[int]:
-    """Specials but the line end, and fillers."""
+def _non_words(vocabulary: Vocabulary) -> list[int]:
+    """Return the ids of fillers and of special tokens other than `</s>`."""
     counts = vocabulary.counts.tolist()
     return [
         id
@@ -223,7 +222,7 @@ def _never_written(vocabulary: Vocabulary) -> list[int]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the bars and reports that `transformers` writes between everything else."""
+    """Silence the progress bars and reports of `transformers`."""
     was_enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -236,7 +235,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _require_whole(folder: Path) -> None:
-    """Every file as it was exported, where checksums say how that was."""
+    """Compare all files with their checksums, if there are any."""
     if not (folder / CHECKSUMS).exists():
         return
     sums = read_checksums(folder, (_CONFIG, VOCABULARY_FILE))
@@ -244,13 +243,11 @@ def _require_whole(folder: Path) -> None:
         try:
             require_unchanged(folder, name, sums)
         except ValueError as error:
-            raise ValueError(
-                f"{error} (if it was changed on purpose, remove {CHECKSUMS})"
-            ) from None
+            raise ValueError(f"{error} (if the change was intended, remove {CHECKSUMS})") from None
 
 
 def _require_ours(folder: Path) -> None:
-    """Refuse other models, of which transformers would make ours with a warning."""
+    """Reject other models, which transformers would load with just a warning."""
     path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
     if not path.is_file():
         raise ValueError(f"{path}: missing; give one from `zipflm export`")
@@ -261,11 +258,10 @@ def _require_ours(folder: Path) -> None:
     kind = values.get("model_type")
     if kind != ZipfConfig.model_type or "zipflm" not in values:
         raise ValueError(
-            f"{path}: model_type={quoted(kind)}: not a model that `zipflm export` or "
-            "ZipfForCausalLM.save_pretrained wrote"
+            f"{path}: model_type={quoted(kind)}: not a model from `zipflm export` or "
+            "ZipfForCausalLM.save_pretrained"
         )
     if not vocabulary.is_file():
         raise ValueError(
-            f"{vocabulary}: missing; save the tokenizer into the folder too "
-            "(tokenizer.save_pretrained)"
+            f"{vocabulary}: missing; save the tokenizer there as well (tokenizer.save_pretrained)"
         )

@@ -1,7 +1,6 @@
-"""The `transformers` model of a run, and its caches and masks as the decoder needs them.
+"""The `transformers` model of a run, with its caches and masks.
 
-Padding takes no place: it is hidden from all words, and positions are counted without it. So a row
-has the same numbers with padding on either side and without.
+Padding is masked, and positions are counted without it, so results do not depend on padding.
 
 Shapes: B rows, T new words, S words including earlier ones, H heads, K head width, D model width.
 """
@@ -26,11 +25,11 @@ from zipflm.model.language_model import LanguageModel
 
 
 class View:
-    """Which words a call sees, and where they stand: a `Past` for the decoder."""
+    """The attention mask, positions and key-value cache of one call: a `Past` for the decoder."""
 
     def __init__(self, inputs: Tensor, cache: Any | None, mask_BS: Tensor | None) -> None:
-        """`inputs` are words [B, T] or their vectors [B, T, D]; `mask_BS` is 0 for padding, among
-        earlier words too."""
+        """`inputs` are ids [B, T] or vectors [B, T, D]; `mask_BS` is 0 for padding, and covers
+        the cached words."""
         self._cache, self._device = cache, inputs.device
         self._start = 0 if cache is None else int(cache.get_seq_length())
         rows, number = inputs.shape[:2]
@@ -42,12 +41,12 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model sees the same words at the same places without a mask and a cache."""
+        """Whether a call without mask and cache gives the same result."""
         return self._cache is None and self._is_padded_on_the_right
 
     @property
     def mask_BT(self) -> Tensor | None:
-        """Which of the new words are no padding; None if all are."""
+        """False for new words that are padding; None if none are."""
         return None if self._mask_BS is None else self._mask_BS[:, self._start :]
 
     @property
@@ -61,7 +60,7 @@ class View:
         causal_TS = torch.ones(shape, dtype=torch.bool, device=self._device).tril(self._start)
         if self._mask_BS is None:
             return causal_TS
-        # Padding sees itself: what sees nothing at all has no finite attention.
+        # Padding sees itself: attention to nothing would be NaN.
         return (causal_TS & self._mask_BS[:, None, None]) | causal_TS.triu(self._start)
 
     def admit(self, hidden_BTD: Tensor) -> None:
@@ -73,8 +72,8 @@ class View:
         keys_BHSK, values_BHSK = self._cache.update(key_BHTK, value_BHTK, layer)
         if keys_BHSK.shape[2] != self._start + key_BHTK.shape[2]:
             raise ValueError(
-                f"past_key_values: a {type(self._cache).__name__} returns other words than those "
-                "it was given; use a DynamicCache"
+                f"past_key_values: a {type(self._cache).__name__} does not return all words; use a "
+                "DynamicCache"
             )
         return keys_BHSK, values_BHSK
 
@@ -82,14 +81,14 @@ class View:
         pass
 
     def require_positions(self, positions: Tensor) -> None:
-        """ValueError unless these are the positions at which the new words stand here."""
+        """Raise ValueError unless these are the positions of the new words."""
         ours = self.position
         if isinstance(ours, int):
             ours = torch.arange(ours, ours + positions.shape[-1], device=positions.device)[None]
         is_word = torch.ones_like(ours, dtype=torch.bool) if self.mask_BT is None else self.mask_BT
         advice = (
-            "positions follow from attention_mask and past_key_values here; leave them out, and "
-            "put each text into a row of its own"
+            "positions follow from attention_mask and past_key_values; leave them out, and put "
+            "each text in its own row"
         )
         are_ours = ((positions == ours) | ~is_word).all()
         if torch.compiler.is_compiling():
@@ -99,17 +98,16 @@ class View:
 
     @property
     def _is_padded_on_the_right(self) -> bool:
-        """Where causality hides it; or not at all."""
+        """Whether causality alone hides all padding."""
         if self._mask_BS is None:
             return True
         if torch.compiler.is_compiling():  # no branch may depend on values
             return False
-        # Only padding follows padding.
         return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
 
 
 class EagerAttention(TorchFunctionMode):
-    """Within this context attention is computed step by step, and its weights are kept."""
+    """Context in which attention is computed step by step and its weights are kept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,22 +140,22 @@ class EagerAttention(TorchFunctionMode):
 
 
 def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Hidden vectors in which padding after a word has the word's own, so that what follows a row
-    is predicted at its end, padded or not."""
+    """Copy the vector of the last word to the padding after it, so that the last position always
+    predicts the next word."""
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_BT = torch.where(mask_BT, places_T, 0).cummax(1).values
     return hidden_BTD.gather(1, last_BT.unsqueeze(-1).expand_as(hidden_BTD))
 
 
 def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
-    """As booleans; None if nothing is padding, unless this is being compiled or exported, where no
-    branch may depend on values."""
+    """Return the mask as booleans, or None without padding. When compiling, no branch may depend on
+    values, so it is always returned."""
     if mask is None:
         return None
     if tuple(mask.shape) != (rows, width):
         raise ValueError(
-            f"attention_mask.shape={tuple(mask.shape)}: give 1 for words and 0 for padding, "
-            f"{(rows, width)}, the words that past_key_values holds included"
+            f"attention_mask.shape={tuple(mask.shape)}: expected {(rows, width)}, including the "
+            "words in past_key_values, with 1 for words and 0 for padding"
         )
     is_word_BS = mask != 0
     if torch.compiler.is_compiling():
@@ -166,33 +164,32 @@ def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
 
 
 _IGNORED = -100
-"""A label that is not scored, in all of `transformers`."""
+"""Label to ignore, as in all of `transformers`."""
 _MOST_NAMES = 5
-"""Weights that an error names."""
+"""Number of weights to list in an error."""
 
 
 class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
-    """p(next word | words so far). Rows of ids begin with `</s>`, as the tokenizer writes them:
-    the first word of a text is predicted from it."""
+    """A zipflm language model. Rows of ids begin with `</s>`, which predicts the first word."""
 
     config_class: type[PretrainedConfig] | None = ZipfConfig
     main_input_name = "input_ids"
     base_model_prefix = "model"
     _supports_sdpa = True
-    # Tied weights are read across the model, which must therefore stay on one device.
+    # Tied weights are shared across the model, so it must stay on one device.
     _no_split_modules = ["LanguageModel"]
     supports_gradient_checkpointing = True
 
     def __init__(self, config: ZipfConfig, model: LanguageModel | None = None) -> None:
-        """With first weights, or around a `model` of that config, which is not copied; if it has
-        character input, its spellings become part of its `state_dict`.
+        """Wrap `model` without copying, or make one with new weights.
 
-        A new model with character input has to be given: the config does not spell words.
+        A model with character input must be given, because the config has no spellings; they are
+        added to its `state_dict`.
         """
         super().__init__(config)
         self.model: LanguageModel = LanguageModel(config.native) if model is None else model
         if isinstance(self.model.input, CharacterEmbedding):
-            # Saved here: a model of transformers has no vocabulary from which it would follow.
+            # Saved, because a transformers model has no vocabulary to compute them from.
             spellings = self.model.input.spellings_VC
             self.model.input.register_buffer("spellings_VC", spellings, persistent=True)
         if self._has_constant_state:
@@ -209,8 +206,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         output_loading_info: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As everywhere in `transformers`, except that weights which are missing are an error:
-        they would be random numbers."""
+        """Like the base class, but missing weights are an error instead of random numbers."""
         name = pretrained_model_name_or_path
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -219,8 +215,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
                 shown = ", ".join(unquoted(weight) for weight in weights[:_MOST_NAMES])
                 raise ValueError(
                     f"{unquoted(str(name))}: {problem.replace('_', ' ')}: {shown}"
-                    f"{', ...' if len(weights) > _MOST_NAMES else ''}; its weights are not those "
-                    "of its config.json"
+                    f"{', ...' if len(weights) > _MOST_NAMES else ''}; its weights do not match "
+                    "its config.json"
                 )
         return (model, info) if output_loading_info else model
 
@@ -240,20 +236,18 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Log-probabilities of all next words, or the loss.
+        """Return log-probabilities of all next words, or the loss.
 
-        `attention_mask` is 0 for padding, on either side. With `labels`, those of the words
-        themselves, `loss` is the mean over all that have a word before them and are neither -100
-        nor padding; `shift_labels` are labels of the words that follow. `num_items_in_batch`
-        replaces their number where gradients are accumulated. `inputs_embeds` stands for
-        `get_input_embeddings()(input_ids)`. `logits_to_keep` is a number of last positions, or
-        which ones. `use_cache` returns `past_key_values`, to which later words are added.
-        `hidden_states` are those before every layer and the last ones, normed.
-        `position_ids` may be given if they say what follows from `attention_mask`.
+        `attention_mask` is 0 for padding, on either side. `labels` are the input ids themselves;
+        `loss` is the mean over all but the first, -100 and padding. `shift_labels` are already
+        shifted. `num_items_in_batch` replaces the number of labels when gradients are accumulated.
+        `inputs_embeds` replaces `get_input_embeddings()(input_ids)`. `logits_to_keep` is a number
+        of last positions, or their indices. `hidden_states` are those before every layer and the
+        normalised last ones. `position_ids` must match `attention_mask`.
         """
-        # Not among the parameters: generate would make its own, which count padding on the right.
+        # Not a parameter: generate() would pass its own, which count padding on the right.
         position_ids = kwargs.pop("position_ids", None)
-        # Nor this: Trainer would expect it in every batch that has labels.
+        # Not a parameter: Trainer would expect it in every batch that has labels.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if kwargs:
             raise TypeError(
@@ -265,7 +259,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         if self._has_constant_state and (cache is not None or use_cache):
             raise ValueError(
                 f"use_cache: a {type(self.config.native.decoder).__name__} has no keys and values; "
-                "use use_cache=False, or generate with zipflm, which keeps its state"
+                "pass use_cache=False, or generate with zipflm"
             )
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
@@ -296,7 +290,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         keeps_some = not isinstance(logits_to_keep, int) or logits_to_keep != 0
         if loss is None or return_logits or keeps_some:
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
-        # Any: declared as FloatTensor there, which is the type of no tensor.
+        # Any, because they are declared as FloatTensor, which no tensor is.
         fields: dict[str, Any] = dict(
             loss=loss,
             logits=logits,
@@ -305,8 +299,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             attentions=tuple(attention.weights) if attention and output_attentions else None,
         )
         output = CausalLMOutputWithPast(**fields)
-        is_wanted = self.config.return_dict if return_dict is None else return_dict
-        return output if is_wanted else output.to_tuple()
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
 
     @property
     def _has_constant_state(self) -> bool:
@@ -315,8 +309,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     def _without_padding(
         self, embedded_BTD: Tensor, view: View, states: list[Tensor] | None
     ) -> Tensor:
-        """Hidden vectors of a decoder that would remember padding before a word: it is moved to
-        the end of its row, and back."""
+        """Run a recurrent decoder with padding moved to the end of each row, and move it back."""
         hidden_BTD: Tensor
         if view.is_plain or view.mask_BT is None:
             hidden_BTD, _ = self.model.decoder(embedded_BTD, None, states)
@@ -342,7 +335,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         if given.shape != hidden_BTD.shape[:2]:
             name = "labels" if shifted_BT is None else "shift_labels"
             raise ValueError(
-                f"{name}.shape={tuple(given.shape)}: give one for every id, "
+                f"{name}.shape={tuple(given.shape)}: expected one per id, "
                 f"{tuple(hidden_BTD.shape[:2])}"
             )
         targets = given.to(hidden_BTD.device)
@@ -369,57 +362,55 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.output.log_probs(kept)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The input layer: ids in, vectors of the model's width out. It is not one table."""
+        """Return the input layer, which maps ids to vectors. It may have several tables."""
         return self.model.input
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the input layer; a tied output layer keeps the weights it was tied to."""
+        """Replace the input layer. A tied output layer keeps the old weights."""
         self.model.input = value  # type: ignore[assignment]
 
     @property
     def embeddings(self) -> nn.ModuleDict:
-        """Holds the input layer as `word_embeddings`, the first place where PEFT's prompt tuning
-        looks for it; elsewhere it would expect one table."""
+        """The input layer as `word_embeddings`, where PEFT's prompt tuning looks for it first."""
         return nn.ModuleDict({"word_embeddings": self.model.input})
 
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
     ) -> None:
-        """Let layers compute activations again, all but attention's; the library's own function,
-        which would compute that too, is not used."""
+        """Recompute activations except attention, which the library's function would recompute."""
         self.gradient_checkpointing = enable
         for index, layer in enumerate(self.model.decoder.layers):
             is_chosen = enable and index % every_n_layers == 0
             layer.recompute = "layer" if is_chosen else "none"  # type: ignore[assignment]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *_: Any, **__: Any) -> Any:
-        """Refused: words are ranked by their counts, and a new one has no rank."""
+        """Raise ValueError for a new size: words are ranked by count, and new ones have no rank."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise ValueError(
                 f"new_num_tokens={new_num_tokens}: the vocabulary of {self.config.vocab_size} ids "
-                "is fixed; train a model with the larger one"
+                "is fixed; train a new model"
             )
         return self.get_input_embeddings()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: layers initialise themselves when they are made, as the paper says."""
+        """Do nothing: layers initialise themselves."""
 
 
 def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) -> Tensor:
-    """Ids [B, T], or vectors [B, T, D]."""
+    """Return ids [B, T] or vectors [B, T, D]."""
     if (words is None) == (vectors is None):
-        raise ValueError("input_ids, inputs_embeds: give one of them")
+        raise ValueError("input_ids, inputs_embeds: pass exactly one of them")
     if words is None:
         assert vectors is not None
         if vectors.dim() != 3 or vectors.shape[2] != width:
             raise ValueError(
-                f"inputs_embeds.shape={tuple(vectors.shape)}: give [rows, words, {width}], as "
-                "get_input_embeddings() returns them"
+                f"inputs_embeds.shape={tuple(vectors.shape)}: expected [rows, words, {width}], the "
+                "output of get_input_embeddings()"
             )
         return vectors
     if words.dim() != 2 or words.shape[1] == 0:
         raise ValueError(
-            f"input_ids.shape={tuple(words.shape)}: give [rows, words], of which there is at "
-            "least one, the </s> that a text begins with"
+            f"input_ids.shape={tuple(words.shape)}: expected [rows, words] with at least one word "
+            "(</s>, which begins a text)"
         )
     return words

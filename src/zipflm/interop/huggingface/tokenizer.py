@@ -1,18 +1,16 @@
-"""`ZipfTokenizer`: text as ids and back, exactly as the run reads and writes it.
+"""`ZipfTokenizer`: a fast `transformers` tokenizer that encodes text exactly as the run does.
 
-A fast tokenizer of `transformers`, over the `tokenizers` library. What that library can say by
-itself is not enough: it cannot lowercase or replace what it has split, nor make one `<unk>` of a
-word of which a piece is unknown. So it asks `TextEncoder`, which is tested to give what `prepare`
-writes, and looks up what it is told. Its files are those of a checkpoint, and there is no
-`tokenizer.json`, which would be read, and misread, without this class.
+The `tokenizers` library cannot lowercase or replace words after splitting, nor map a word with an
+unknown piece to one `<unk>`. So a custom pre-tokenizer calls `TextEncoder`, and the library only
+looks up the result. There is no `tokenizer.json`, because loading it without this class would give
+wrong ids.
 
 - A text begins with `</s>`, from which its first word is predicted (`add_bos_token=False` or
-  `add_special_tokens=False` leaves it out).
-- A line end is `</s>` too: it is what a model of lines predicts there. A text that is to end like
-  a line of `zipflm score` ends in a line end.
-- Special tokens have no special spelling: a text that says `</s>` is read as `zipflm` reads it.
-- Decoded text is readable. Ids that do not begin with `</s>` go on from something: there is a space
-  in front of them where one belongs.
+  `add_special_tokens=False` omits it).
+- A line end is also `</s>`. End a text with a line end to score it like a line of `zipflm score`.
+- Special tokens in a text are not parsed: `</s>` is read as `zipflm` reads it.
+- Decoded text is readable. Ids that do not begin with `</s>` are treated as a continuation and get
+  a leading space if they need one.
 """
 
 from __future__ import annotations
@@ -39,10 +37,10 @@ from zipflm.interop.huggingface.config import TextFacts, parsed
 from zipflm.messages import quoted, require_file
 from zipflm.settings import read_record, to_dict, write_record
 
-# As `prepare` reads lines: three kinds of line ends, and no others that Unicode knows.
+# The line ends that `prepare` recognises; Unicode has more.
 _LINE_END = Regex(r"\r\n|\r|\n")
 _LINE_ENDS = ("\r\n", "\r", "\n")
-# As Python has it; Unicode, and the library, do not count the four before the space.
+# White space as in Python: includes \x1c to \x1f, which are not white space in Unicode.
 _WHITE_SPACE = Regex(
     r"[\t-\r\x1c-\x20\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 )
@@ -51,18 +49,18 @@ _BYTE_ORDER_MARK = "\ufeff"
 _SPECIAL_TOKENS = {
     "bos_token": (SPECIALS[END],),
     "eos_token": (SPECIALS[END],),
-    "pad_token": (SPECIALS[PAD], SPECIALS[END]),  # hidden by the mask, whichever it is
+    "pad_token": (SPECIALS[PAD], SPECIALS[END]),  # the mask hides either
     "unk_token": (SPECIALS[UNKNOWN],),
 }
 
-_REMEMBERED = 1 << 15
-"""Stretches of text between white space whose ids are remembered, if they are short."""
-_LONGEST_REMEMBERED = 100
-"""Characters: where there are no spaces between words, a stretch is as long as a line."""
+_MAX_CACHED = 1 << 15
+"""Number of cached tokens between white space."""
+_MAX_CACHED_LENGTH = 100
+"""In characters. Without spaces between words, a token is as long as a line."""
 
 
 class ZipfTokenizer(PreTrainedTokenizerFast):
-    """The ids of a run's vocabulary for raw text."""
+    """Encodes raw text as ids of the vocabulary of a run."""
 
     vocab_files_names: dict[str, str] = {
         "vocabulary_file": VOCABULARY_FILE,
@@ -70,7 +68,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         "splitting_file": SPLITTING_FILE,
     }
     model_input_names: list[str] = ["input_ids", "attention_mask"]
-    # Trainer counts labels as if all padding were on this side. Generation may start from either.
+    # Trainer assumes padding on this side. Generation works with either.
     padding_side = "right"
 
     def __init__(
@@ -83,8 +81,10 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         encoder: TextEncoder | None = None,
         **kwargs: Any,
     ) -> None:
-        """From the files of a checkpoint, or from what is in memory already; `unit` says whether
-        ids are words or pieces of them, and `text`, which is `TextFacts`, what the files hold."""
+        """Load the files of a checkpoint, or use an `encoder`.
+
+        `unit` says whether ids are words or pieces. `text` is a `TextFacts` to check the files.
+        """
         self.unit: Unit = unit
         self.text_encoder: TextEncoder = encoder or _encoder(
             vocabulary_file, codes_file, splitting_file
@@ -92,7 +92,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         _require_different_words(self.vocabulary)
         if (facts := parsed(text)) is not None:
             facts.require(self.text_encoder)
-        self._tokenizer = _looking_up(self.vocabulary)
+        self._tokenizer = _word_level(self.vocabulary)
         fixed = {
             "unit": unit,
             "text": to_dict(TextFacts.of(self.text_encoder)),
@@ -103,8 +103,8 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         for name, choices in _SPECIAL_TOKENS.items():
             if str(kwargs.setdefault(name, choices[0])) not in choices:
                 raise ValueError(
-                    f"{name}={quoted(str(kwargs[name]))}: the model was trained with "
-                    f"{' or '.join(choices)}; leave it out"
+                    f"{name}={quoted(str(kwargs[name]))}: the model uses {' or '.join(choices)}; "
+                    "leave it out"
                 )
         super().__init__(**(kwargs | fixed))
         self._attach()
@@ -117,19 +117,19 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **_: Any
     ) -> str:
-        """Readable text. To skip special tokens is to leave out padding, the `</s>` that a text
-        begins with, and the one it ends with; between lines it is a line end."""
+        """Return readable text. `skip_special_tokens` omits padding and the first and last
+        `</s>`; between lines `</s>` is a line end."""
         ids = [token_ids] if isinstance(token_ids, int) else [int(id) for id in token_ids]
         for id in ids:
             if not 0 <= id < len(self.vocabulary):
-                raise ValueError(f"id {id}: not of the vocabulary of {len(self.vocabulary)} words")
+                raise ValueError(f"id {id}: outside the vocabulary of {len(self.vocabulary)} words")
         words = [id for id in ids if id not in (BEGIN, PAD)]
-        goes_on = words[:1] != [END]
+        is_continuation = words[:1] != [END]
         if skip_special_tokens:
             ids = words[:-1] if words[-1:] == [END] else words
-            ids = ids if goes_on else ids[1:]
+            ids = ids if is_continuation else ids[1:]
         names = [self.vocabulary.words[id] for id in ids]
-        return "".join(self._detokenizer.parts(names, goes_on=goes_on))
+        return "".join(self._detokenizer.parts(names, is_continuation=is_continuation))
 
     def _save_pretrained(
         self,
@@ -138,7 +138,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         legacy_format: bool | None = None,
         filename_prefix: str | None = None,
     ) -> tuple[str, ...]:
-        """Write the files that a checkpoint has too; their paths."""
+        """Write the tokenizer files of a checkpoint and return their paths."""
         folder, encoder = Path(save_directory), self.text_encoder
         paths = [folder / VOCABULARY_FILE]
         encoder.vocabulary.save(paths[0])
@@ -155,19 +155,18 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         for token in tokens:
             if str(token) not in self.vocabulary:
                 raise ValueError(
-                    f"token {quoted(str(token))}: not in the vocabulary, which is fixed: a new "
-                    "word has no vector; train a model with it"
+                    f"token {quoted(str(token))}: not in the vocabulary, which is fixed; train a "
+                    "model with it"
                 )
-        # Words that are there already are read as words, not as something special.
+        # Ordinary words must not become special tokens.
         specials = [token for token in tokens if str(token) in SPECIALS]
         return int(self._tokenizer.add_special_tokens(specials))
 
     def train_new_from_iterator(self, *_: Any, **__: Any) -> Any:
-        """Refused: `zipflm prepare` makes vocabularies, with the counts that a model needs."""
+        """Raise ValueError: a vocabulary needs the counts that `zipflm prepare` collects."""
         raise ValueError("train_new_from_iterator: make a vocabulary with `zipflm prepare`")
 
-    # The library does not copy what it calls in Python: copies, in other processes too, are made
-    # from what it was made of.
+    # The library cannot pickle custom Python components, so copies rebuild them from their parts.
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -181,7 +180,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         self.__dict__.update(state)
         codes = None if merges is None else Codes(merges)
         self.text_encoder = TextEncoder(vocabulary, codes, splitting)
-        self._tokenizer = _looking_up(self.vocabulary)
+        self._tokenizer = _word_level(self.vocabulary)
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.add_special_tokens([SPECIALS[i] for i in (END, PAD, UNKNOWN)])
         self.update_post_processor()
@@ -197,15 +196,14 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
 
 
 class _PreTokenizer:
-    """Cuts a text into what has one id each, under the names of the vocabulary.
+    """Cuts a text into vocabulary entries: first into lines, then at white space, then into words.
 
-    Into lines, then at white space, which the library does fast, and only then into words: these
-    depend on nothing beyond the white space around them.
+    The library does the first two steps fast, and words never cross white space.
     """
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
-        self._parts_of = lru_cache(_REMEMBERED)(self._parts)
+        self._cached_parts = lru_cache(_MAX_CACHED)(self._parts)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
         text.split(_lines)
@@ -216,13 +214,13 @@ class _PreTokenizer:
         text = stretch.normalized
         if text in _LINE_ENDS:
             return [_renamed(stretch, SPECIALS[END])]
-        parts = self._parts_of(text) if len(text) <= _LONGEST_REMEMBERED else self._parts(text)
-        if len(parts) == 1:  # as most of them are: a word with nothing around it
+        parts = (self._cached_parts if len(text) <= _MAX_CACHED_LENGTH else self._parts)(text)
+        if len(parts) == 1:  # the common case
             return [_renamed(stretch, parts[0][0])]
         return [_renamed(_slice(stretch, start, end), name) for name, start, end in parts]
 
     def _parts(self, stretch: str) -> list[tuple[str, int, int]]:
-        """Names, and where they begin and end."""
+        """Return names and their spans."""
         words = self._encoder.vocabulary.words
         found: list[tuple[str, int, int]] = []
         for _, span, ids in self._encoder.line(stretch):
@@ -246,12 +244,12 @@ def _between_white_space(_: int, line: NormalizedString) -> list[NormalizedStrin
 
 def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
     part = text[start:end]
-    assert part is not None  # it lies inside
+    assert part is not None
     return part
 
 
 class _Detokenizer:
-    """Makes readable text of the names of ids."""
+    """Joins vocabulary entries into readable text."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
         self._splitter, self._unit = encoder.splitter, unit
@@ -260,14 +258,13 @@ class _Detokenizer:
         """Called by the library."""
         return self.parts(names)
 
-    def parts(self, names: list[str], *, goes_on: bool = False) -> list[str]:
-        """The parts of a text, which may go on from another; words are joined as the run's
-        splitting took them apart."""
+    def parts(self, names: list[str], *, is_continuation: bool = False) -> list[str]:
+        """Return the parts of a text; `is_continuation` if other words precede it."""
         parts: list[str] = []
         joiner = self._splitter.joiner()
-        if goes_on:
-            joiner.add("word")  # it is not known which
-        for word in self._whole(names):
+        if is_continuation:
+            joiner.add("word")  # any word will do
+        for word in self._whole_words(names):
             if word == SPECIALS[END]:
                 joiner = self._splitter.joiner()
                 parts.append("\n")
@@ -275,8 +272,8 @@ class _Detokenizer:
                 parts.append(joiner.add(word))
         return parts
 
-    def _whole(self, names: list[str]) -> Iterator[str]:
-        """Words, of which the last may be incomplete."""
+    def _whole_words(self, names: list[str]) -> Iterator[str]:
+        """Yield words; the last may be incomplete."""
         if self._unit == "word":
             yield from names
             return
@@ -291,7 +288,7 @@ class _Detokenizer:
 
 
 def _renamed(part: NormalizedString, name: str) -> NormalizedString:
-    """The same stretch of text under another name; it still knows where it begins and ends."""
+    """Replace the text of a part, keeping its position in the original."""
     text = part.normalized
     if text == name:
         return part
@@ -305,21 +302,20 @@ def _renamed(part: NormalizedString, name: str) -> NormalizedString:
 
 
 def _spans(names: list[str], start: int, end: int) -> list[tuple[int, int]]:
-    """Where the pieces of a word stand; everywhere, if their letters are not those of the text."""
+    """Return the spans of pieces; the whole word for each if their lengths do not add up."""
     lengths = [len(name) - len(CONTINUES) for name in names[:-1]] + [len(names[-1])]
     if len(names) == 1 or sum(lengths) != end - start:
         return [(start, end)] * len(names)
     return list(pairwise(accumulate(lengths, initial=start)))
 
 
-def _looking_up(vocabulary: Vocabulary) -> Tokenizer:
+def _word_level(vocabulary: Vocabulary) -> Tokenizer:
     return Tokenizer(WordLevel(vocabulary.index, unk_token=SPECIALS[UNKNOWN]))
 
 
 def _encoder(words: str | None, codes: str | None, splitting: str | None) -> TextEncoder:
-    """From files, of which only that of the words has to be there."""
     if words is None:
-        raise ValueError(f"{VOCABULARY_FILE}: missing; a tokenizer needs its words")
+        raise ValueError(f"{VOCABULARY_FILE}: missing; a tokenizer needs it")
     for path in (words, codes, splitting):
         if path is not None:
             require_file(path)
@@ -335,6 +331,6 @@ def _require_different_words(vocabulary: Vocabulary) -> None:
         words = enumerate(vocabulary.words)
         twice = next(word for id, word in words if vocabulary.index[word] != id)
         raise ValueError(
-            f"{VOCABULARY_FILE}: the word {quoted(twice)} has two ids, which a tokenizer of "
-            "transformers cannot tell apart"
+            f"{VOCABULARY_FILE}: the word {quoted(twice)} has two ids, which transformers "
+            "tokenizers do not support"
         )
