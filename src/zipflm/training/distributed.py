@@ -297,7 +297,9 @@ def _lost_connection(error: Exception) -> str:
 
 def described(error: BaseException) -> str:
     """An error message on one line."""
-    text = " ".join((describe_os_error(error) if isinstance(error, OSError) else str(error)).split())
+    text = " ".join(
+        (describe_os_error(error) if isinstance(error, OSError) else str(error)).split()
+    )
     if isinstance(error, ValueError | OSError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
