@@ -8,6 +8,7 @@ import torch
 from fairseq_checkpoints import NEWEST, import_run
 from hypothesis import HealthCheck, settings
 from small_data import make_folder
+from toy_run import ToyRun
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which nobody has yet
@@ -96,6 +97,18 @@ def one_thread():
 def one_thread_of_a_cpu(one_thread, monkeypatch):
     """The device with which the documents were written."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(scope="session")
+def toy_run(tmp_path_factory):
+    """The data and the run of docs/getting-started.md."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        made = ToyRun(tmp_path_factory.mktemp("getting-started"))
+    torch.set_num_threads(before)
+    return made
 
 
 @pytest.fixture(scope="session")
