@@ -21,7 +21,7 @@ from zipflm.interop.huggingface.exchange import export_run
 SOURCE = Path(zipflm.__file__).parents[1]
 SCRIPT = Path(__file__).with_name("ten_steps.py")
 
-PAGE = Path(__file__).parents[3] / "docs" / "huggingface.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "huggingface.md"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_ten_steps_of_trainer_teach_something(alone, folder):
 @pytest.mark.multi_process
 @pytest.mark.slow
 def test_two_processes_make_the_same_updates(alone, folder):
-    """Started as docs/huggingface.md says."""
+    """Started as docs/guides/huggingface.md says."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
