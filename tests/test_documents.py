@@ -17,13 +17,15 @@ from zipflm.serving.models import load_models
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted({*DOCS.glob("*.md"), *DOCS.glob("[!r]*/*.md")} - {PAGE})]
-PAGES += sorted({*DOCS.glob("re[!s]*/*.md")})
+PAGES = [
+    ROOT / "README.md",
+    *sorted({*DOCS.rglob("*.md")} - {*DOCS.rglob("results/**/*.md"), PAGE}),
+]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 RUN = {"bash", "python", ""}
 NOT_RUN = {"bibtex", "console", "json", "sh", "text"}  # needs a GPU, a network, other machines
 SMALLER = {"docs/guides/items.md": ("500_000, 128, 100", "300, 64, 60")}
-SLOW = set(NAMES) - {"README.md", "docs/index.md"}
+SLOW = {name for name in NAMES if name.startswith("docs/guides/")}
 
 
 @pytest.mark.parametrize("page", [PAGE, *PAGES], ids=["docs/getting-started.md", *NAMES])

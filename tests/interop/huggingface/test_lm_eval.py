@@ -53,7 +53,7 @@ def lm(tmp_path_factory):
 
 
 def answers(harness, root, number, tasks):
-    """Totals of tasks, and every single answer, of a command in docs/huggingface.md."""
+    """Totals of tasks, and every single answer, of a command in docs/guides/huggingface.md."""
     shown = re.findall(r"^lm_eval run (.*)$", PAGE.read_text(), re.MULTILINE)[number]
     out = root / f"out-{number}"
     command = [*harness, *shlex.split(shown), "--batch_size=3", f"--output_path={out}"]

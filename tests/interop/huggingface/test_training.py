@@ -57,7 +57,7 @@ def test_ten_steps_of_trainer_teach_something(alone, folder):
 @pytest.mark.multi_process
 @pytest.mark.slow
 def test_two_processes_make_the_same_updates(alone, folder):
-    """Started as docs/huggingface.md says."""
+    """Started as docs/guides/huggingface.md says."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
