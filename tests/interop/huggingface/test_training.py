@@ -21,7 +21,7 @@ from zipflm.interop.huggingface.exchange import export_run
 SOURCE = Path(zipflm.__file__).parents[1]
 SCRIPT = Path(__file__).with_name("ten_steps.py")
 
-PAGE = Path(__file__).parents[3] / "docs" / "huggingface.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "huggingface.md"
 
 
 @pytest.fixture(scope="module")
