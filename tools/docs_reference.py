@@ -1,4 +1,4 @@
-"""Build hook of mkdocs: generates the reference of commands and of settings."""
+"""Build hook for mkdocs: generate the reference pages for commands and settings."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
