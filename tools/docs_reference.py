@@ -1,5 +1,6 @@
 """Build hook for mkdocs: generate the reference pages for commands and settings."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
@@ -69,7 +70,8 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _cell(text: str | None) -> str:
-    return (text or "").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    text = (text or "").replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or "&lt;", text)
 
 
 def settings_page() -> str:
