@@ -1,5 +1,6 @@
 """The blocks of every page run in order and print what the page shows; the site builds."""
 
+import itertools
 import re
 import shlex
 from contextlib import ExitStack, nullcontext
@@ -9,6 +10,7 @@ import pytest
 from serving.services import Running
 from shell_blocks import Block, blocks_of, require_shown_output, run_blocks
 from toy_run import PAGE
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import zipflm.cli
@@ -64,6 +66,20 @@ def test_page_prints_what_it_shows(name, toy_run, tmp_path, one_thread_of_a_cpu,
                 code = block.code.replace(":8000", f":{port}")
                 outputs += run_blocks([Block(block.language, code)], tmp_path, names)
     require_shown_output(blocks, outputs)
+
+
+@pytest.mark.parametrize("page", [PAGE, *PAGES], ids=["docs/getting-started.md", *NAMES])
+def test_commands_that_do_not_run_have_valid_options(page):
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        code = block.code.replace("\\\n", "") if block.language in NOT_RUN else ""
+        for line in re.findall(r"\bzipflm ([a-z].*)", code):
+            words = itertools.takewhile(
+                lambda word: word not in "|>&", shlex.split(line, comments=True)
+            )
+            command, name, *arguments = get_command(zipflm.cli.app), *words
+            if name == "memory":
+                command, name, *arguments = command.commands[name], *arguments
+            command.commands[name].make_context(name, arguments)
 
 
 def _server(command, folder, monkeypatch):
