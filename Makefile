@@ -33,7 +33,7 @@ test-all: install
 
 # The documentation as a website, in site/.
 docs: install
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The paper's comparison in a few minutes on two CPU cores, on the text that comes with the package.
 demo: install demo/data/bpe/data.json

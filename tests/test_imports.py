@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md); the table here is the rule."""
+"""Who may import whom (docs/development/architecture.md); the table here is the rule."""
 
 import ast
 import subprocess

@@ -19,7 +19,7 @@ class ToyRun:
 
     def copy(self, folder):
         """Fill a folder for another page, with a model of fairseq's as if it was downloaded."""
-        for name in ("data", "runs"):
+        for name in ("data/union", "runs/adp-t"):
             shutil.copytree(self.folder / name, folder / name)
         shutil.copy(self.folder / "article.txt", folder)
         published = folder / "adaptive_lm_wiki103"

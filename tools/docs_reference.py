@@ -1,5 +1,6 @@
-"""Build hook of mkdocs: generates the reference of commands and of settings."""
+"""Build hook for mkdocs: generate the reference pages for commands and settings."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
@@ -35,7 +36,7 @@ def commands_page() -> str:
         lines += ["```text", f"{path} {shown} [OPTIONS]".replace("  ", " "), "```", ""]
         rows = [(f"`{_placeholder(each)}`", "", each.help) for each in arguments]
         rows += [_option(each) for each in command.params if each not in arguments]
-        lines += _table(("", "default", ""), rows)
+        lines += _table(("argument or option", "default", "description"), rows)
         examples = [line for line in (command.epilog or "").split("\n\n")[1:] if line]
         if examples:
             lines += ["", "```sh", *examples, "```"]
@@ -69,7 +70,8 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _cell(text: str | None) -> str:
-    return (text or "").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    text = (text or "").replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or "&lt;", text)
 
 
 def settings_page() -> str:
@@ -79,7 +81,7 @@ def settings_page() -> str:
         "Every setting of a model and its training. A preset fills them in; `zipflm info PRESET`",
         "prints the values. Change one with `KEY=VALUE` on the command line of `zipflm train` and",
         "`zipflm compare`, with a file of such lines (`@my.cfg`), or with a dict in Python.",
-        "A setting without a default is set by every preset.",
+        "A setting without a default is set by every preset. Section numbers are the paper's.",
     ]
     return "\n".join([*lines, *_settings(Config, "")]) + "\n"
 
@@ -100,7 +102,7 @@ def _settings(cls: Any, where: str) -> list[str]:
         else:
             default = "" if field.default is MISSING else f"`{as_override(field.default)}`"
             rows.append((f"`{key}`", default, in_words(hint), helps.get(field.name, "")))
-    return ["", *_table(("key", "default", "value", ""), rows), *sections]
+    return ["", *_table(("key", "default", "value", "description"), rows), *sections]
 
 
 def _summary(cls: type) -> str:
