@@ -36,6 +36,7 @@ def test_blocks_are_fenced_for_the_tests(page):
     blocks = blocks_of(text)
     assert len(re.findall(r"^\s*```", text, flags=re.M)) == 2 * len(blocks)  # no indented fences
     assert {block.language for block in blocks} <= RUN | NOT_RUN
+    assert not any("pip install" in block.code for block in blocks if block.language in RUN)
 
 
 def test_getting_started_prints_what_it_shows(toy_run):
