@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install check test test-all demo
+.PHONY: install check test test-all docs demo
 
 install: .venv/installed
 
@@ -30,6 +30,10 @@ test: install
 
 test-all: install
 	$(PYTEST)
+
+# The documentation as a website, in site/.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The paper's comparison in a few minutes on two CPU cores, on the text that comes with the package.
 demo: install demo/data/bpe/data.json

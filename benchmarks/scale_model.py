@@ -1,6 +1,6 @@
 """Training on many devices on paper: memory, traffic and speed, from what was measured on one.
 
-    python benchmarks/scale_model.py             # the cases of docs/scale.md, as a table
+    python benchmarks/scale_model.py             # the cases of docs/guides/scaling.md, as a table
     python benchmarks/scale_model.py --check     # 1 and 2 processes of this CPU, predicted and true
 
 Memory is counted part by part, traffic collective by collective, both as bytes of one device. Time
@@ -261,7 +261,7 @@ def tokens_per_second(case: Case, seconds: float) -> float:
     return case.world * case.accumulated * case.tokens / seconds
 
 
-# --- The cases of docs/scale.md. ---
+# --- The cases of docs/guides/scaling.md. ---
 
 
 def cases() -> list[Case]:

@@ -1,8 +1,8 @@
-"""Runs what a document shows: its bash and Python blocks, in order, and compares what they print.
+"""Run the bash and Python blocks of a Markdown page and compare their output with the page.
 
-Bash is run by bash, with its pipes, loops and here-documents. Only `zipflm` is not the program but
-a stand-in that passes arguments and standard input to this process, where torch is loaded already:
-loading it takes longer than most commands do.
+bash runs the shell blocks, with pipes, loops and here-documents. Only `zipflm` is replaced, by a
+script that sends its arguments and standard input to this process: importing torch takes longer
+than most commands.
 """
 
 import contextlib
@@ -40,44 +40,42 @@ sys.exit(status)
 
 
 class Block(NamedTuple):
-    """A fenced part of a document."""
+    """A fenced block of a page."""
 
     language: str
-    """`bash`, `python`, or nothing for what the blocks before it print."""
+    """Empty for the output of earlier blocks."""
     code: str
 
 
 def blocks_of(page):
-    """The fenced blocks of a text in Markdown."""
     return [Block(*match) for match in _FENCED.findall(page)]
 
 
-def run_blocks(blocks, folder, names=None, *, tells_errors=False):
-    """Run the blocks of one document in a folder; what each one printed, both streams together.
+def run_blocks(blocks, folder, names=None):
+    """Run blocks in a folder and return the output of each, stdout and stderr together.
 
-    Python blocks share `names`, which may be given so that further blocks can go on with them. An
-    error of a user's is raised, unless the document means to show what is said then.
+    Python blocks share the variables in `names`. Blocks in other languages are skipped.
     """
     names = {} if names is None else names
     names.setdefault("__name__", "document")
     with contextlib.chdir(folder):
-        return [_run(block, names, tells_errors) for block in blocks]
+        return [_run(block, names) for block in blocks]
 
 
 def require_shown_output(blocks, outputs):
-    """Every line that a document shows as output was printed before, with about these numbers."""
+    """Assert that earlier blocks printed every line shown as output, with similar numbers."""
     for place, block in enumerate(blocks):
         if block.language:
             continue
         printed = "\n".join(outputs[:place])
-        told = [_parsed(line) for line in printed.splitlines()]
+        known = [_parsed(line) for line in printed.splitlines()]
         for line in block.code.splitlines():
             shown = _parsed(line)
-            assert any(_agree(shown, each) for each in told), f"not printed: {line}\n{printed}"
+            assert any(_agree(shown, each) for each in known), f"not printed: {line}\n{printed}"
 
 
 def _parsed(line):
-    """A line without its numbers, and these; tabs may be shown as spaces."""
+    """Split a line into its text and its numbers; tabs and runs of spaces are equal."""
     return " ".join(_NUMBER.sub("#", line).split()), [*map(_value, _NUMBER.findall(line))]
 
 
@@ -85,32 +83,31 @@ def _value(number):
     return float(number.replace(",", ""))
 
 
-def _agree(shown, told):
-    """Another machine may add up in another order, and training makes more of the difference."""
-    return shown[0] == told[0] and all(
+def _agree(shown, printed):
+    """Machines add in different orders, and training amplifies the difference."""
+    return shown[0] == printed[0] and all(
         math.isclose(one, other, rel_tol=0.05, abs_tol=0.05)
-        for one, other in zip(shown[1], told[1], strict=True)
+        for one, other in zip(shown[1], printed[1], strict=True)
     )
 
 
-def _run(block, names, tells_errors):
+def _run(block, names):
     if block.language == "python":
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             exec(compile(block.code, "<document>", "exec"), names)
-        return said.getvalue()
-    return _bash(block.code, tells_errors) if block.language == "bash" else ""
+        return output.getvalue()
+    return _bash(block.code) if block.language == "bash" else ""
 
 
-def _bash(code, tells_errors):
-    """What a block prints; fails with it if any of its commands fails."""
-    # A path to a socket must be short, which folders of tests are not.
+def _bash(code):
+    # The path of a socket must be short, and pytest's folders are not.
     with socket.socket(socket.AF_UNIX) as server, TemporaryDirectory(prefix="zipflm-") as folder:
         server.bind(f"{folder}/socket")
         server.listen()
         server.settimeout(0.05)
         (Path(folder) / "zipflm").write_text(_STAND_IN)
         (Path(folder) / "zipflm").chmod(0o700)
-        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        path = os.pathsep.join([folder, str(Path(sys.executable).parent), os.environ["PATH"]])
         environment = os.environ | {"PATH": path, "ZIPFLM_SOCKET": f"{folder}/socket"}
         with open(f"{folder}/output", "w+b") as output:
             process = subprocess.Popen(
@@ -123,7 +120,7 @@ def _bash(code, tells_errors):
             try:
                 while process.poll() is None:
                     with contextlib.suppress(TimeoutError):
-                        _answer(server.accept()[0], tells_errors)
+                        _answer(server.accept()[0])
             finally:
                 process.kill()
                 process.wait()
@@ -133,15 +130,15 @@ def _bash(code, tells_errors):
     return printed
 
 
-def _answer(connection, tells_errors):
-    """Run one command, as the program would."""
+def _answer(connection):
+    """Run one command as the program would."""
     with connection:
         arguments, given = json.loads(connection.makefile("rb").read())
         result = CliRunner().invoke(zipflm.cli.app, arguments, input=given.encode("latin-1"))
-        status, said = result.exit_code, result.stderr
+        status, errors = result.exit_code, result.stderr
         if result.exception is not None and not isinstance(result.exception, SystemExit):
-            if not (tells_errors and isinstance(result.exception, ValueError | OSError)):
+            if not isinstance(result.exception, ValueError | OSError):
                 raise result.exception
-            status, said = 2, f"{said}zipflm: {result.exception}\n"
-        reply = [status, result.stdout_bytes.decode("latin-1"), said]
+            status, errors = 2, f"{errors}zipflm: {result.exception}\n"
+        reply = [status, result.stdout_bytes.decode("latin-1"), errors]
         connection.sendall(json.dumps(reply).encode())

@@ -1,4 +1,4 @@
-"""Allowed imports between the parts of the package (docs/architecture.md)."""
+"""Allowed imports between the parts of the package (docs/development/architecture.md)."""
 
 import ast
 import subprocess

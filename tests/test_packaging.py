@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[1]
 
 def test_readme_links_are_absolute_and_exist():
     links = re.findall(r"\]\(([^)]*)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(links) > 20 and all(link.startswith("https://") for link in links)
-    ours = [re.match(r"https://[^/]*/zipflm/zipflm/(?:blob/)?main/(.*)", link) for link in links]
+    assert all(link.startswith("https://") for link in links)
+    ours = [re.match(r"https://[^/]*/zipflm/zipflm/(?:\w+/)?main/(.*)", link) for link in links]
     paths = [ROOT / link[1] for link in ours if link is not None]
-    assert len(paths) > 20 and all(path.is_file() for path in paths)
+    assert len(paths) > 10 and all(path.exists() for path in paths)
 
 
 def test_sdist_has_every_tracked_file(tmp_path):

@@ -71,7 +71,7 @@ def test_names_of_variants_are_those_that_a_preset_takes():
         ("billion-word/GCNN-14B", 428),
         # Printed as 1.04 billion.
         ("billion-word/LSTM-8192-1024", 1035),
-        # Printed as 151, which is what a window of one word gives (docs/reproduction.md).
+        # Printed as 151, which is what a window of one word gives (docs/reproduction/paper.md).
         ("wikitext-103/QRNN", 154),
         ("wikitext-103/QRNN decoder.window=1", 151),
         ("wikitext-103/GCNN-8", 150),

@@ -2,7 +2,6 @@ import json
 import os
 import random
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -270,23 +269,3 @@ def test_sigterm_leaves_nothing(tmp_path):
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["big.txt"]
     require_end(workers)
-
-
-def test_commands_in_the_data_guide(tmp_path):
-    section = (ROOT / "docs" / "data.md").read_text()
-    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines() if line]
-    assert len(commands) >= 4
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_bytes((TEXT / f"{split}.txt").read_bytes())
-    for command in commands:
-        words = shlex.split(command, comments=True)
-        assert words[:2] == ["zipflm", "prepare"], command
-        if "wikitext-103" in words:
-            continue  # needs the network; downloads are tested against a local server
-        words = ["200" if word == "32000" else word for word in words]
-        done = zipflm(*words[1:], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        DataFolder.open(tmp_path / words[words.index("--out") + 1])
-    for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-        subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, cwd=tmp_path, check=True)

@@ -116,7 +116,7 @@ def test_a_study_continues_after_a_failure_in_scoring(word_data, tmp_path):
     ended = run(tmp_path / "first", "0", "score", "error", arguments)
     assert statuses(ended) == [1, 1]
     problem = "ADP: process 0: a fault in process 0"
-    assert complaints(ended) == [f"zipflm: failed: {problem}"]
+    assert errors(ended) == [f"zipflm: failed: {problem}"]
     assert "[1/2] ADP: failed" in ended[0].stdout and "[2/2] ADP-T: done" in ended[0].stdout
 
 

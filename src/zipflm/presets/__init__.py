@@ -2,7 +2,7 @@
 
 `preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; rows of its appendix are
 variants of one of these (`variants`). Where the paper and the authors' published code differ, the
-preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction.md).
+preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction/paper.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The models that the paper's result tables compare with, and any preset with another decoder.
 
-Sources, printed parameter counts and what papers leave open: docs/reproduction.md.
+Sources, printed parameter counts and what papers leave open: docs/reproduction/paper.md.
 """
 
 from __future__ import annotations

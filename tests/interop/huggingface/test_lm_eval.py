@@ -23,7 +23,7 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.interop.huggingface.exchange import export_run
 
 TASKS = Path(__file__).parents[3] / "examples" / "lm_eval"
-PAGE = Path(__file__).parents[3] / "docs" / "huggingface.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "huggingface.md"
 SOURCE = Path(zipflm.__file__).parents[1]
 
 
@@ -47,13 +47,13 @@ def lm(tmp_path_factory):
     (root / "text.txt").write_text("the cat sat on the mat\na dog ran after the mouse\n" * 3)
     prepare(str(root / "data"), {"train": [str(root / "text.txt")]}, Options(min_count=1))
     lm = loaded(DataFolder.open(root / "data"), "ADP-T", ["output.cutoffs=8", "input.cutoffs=8"])
-    export_run(on_disk(lm, root / "run"), root / "hf" / "toy")
+    export_run(on_disk(lm, root / "run"), root / "hf" / "union")
     (root / "examples").symlink_to(TASKS.parent)
     return lm, root
 
 
 def answers(harness, root, number, tasks):
-    """Return totals and samples of tasks for a command in docs/huggingface.md."""
+    """Return totals and samples of tasks for a command in docs/guides/huggingface.md."""
     shown = re.findall(r"^lm_eval run (.*)$", PAGE.read_text(), re.MULTILINE)[number]
     out = root / f"out-{number}"
     command = [*harness, *shlex.split(shown), "--batch_size=3", f"--output_path={out}"]
@@ -96,7 +96,7 @@ def test_rolling_perplexity_matches_score(lm, results):
 @pytest.mark.slow
 def test_own_text_matches_score(harness, lm):
     text = "the cat sat on the mat\na mouse slept\n"
-    (lm[1] / "more.txt").write_text(text)
+    (lm[1] / "article.txt").write_text(text)
     totals, samples = answers(harness, lm[1], 1, ["zipflm_words"])
     scored = lm[0].score(text.removesuffix("\n"))
     (sample,) = samples["zipflm_words"]

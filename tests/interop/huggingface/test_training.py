@@ -19,7 +19,7 @@ from zipflm.interop.huggingface.exchange import export_run
 SOURCE = Path(zipflm.__file__).parents[1]
 SCRIPT = Path(__file__).with_name("ten_steps.py")
 
-PAGE = Path(__file__).parents[3] / "docs" / "huggingface.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "huggingface.md"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_trainer_reduces_the_loss(alone, folder):
 @pytest.mark.multi_process
 @pytest.mark.slow
 def test_accelerate_matches_one_process(alone, folder):
-    # Uses the command in docs/huggingface.md.
+    # Uses the command in docs/guides/huggingface.md.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
