@@ -44,5 +44,5 @@ def test_every_epoch_has_the_same_order():
 
 
 def test_context_is_carried_not_read_again():
-    with pytest.raises(ValueError, match="context=2: break_mode=stream carries the state"):
+    with pytest.raises(ValueError, match="context=2: break_mode=stream keeps the state"):
         Blocks(break_mode="stream", block=5, context=2)

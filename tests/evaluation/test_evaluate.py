@@ -223,7 +223,7 @@ def test_pieces_are_refused_for_a_run_that_splits_words_itself(pieces, tmp_path)
 def test_context_must_leave_room(run, data):
     for context in (64, 65, -1):
         message = refused("evaluate", run, "--data", data, "--block", 64, "--context", context)
-        assert f"--context={context}: must leave room for scored tokens in block=64" in message
+        assert f"--context={context}: must be below block=64" in message
 
 
 def test_another_vocabulary_is_refused_with_both_hashes(run, tmp_path):

@@ -117,7 +117,7 @@ def test_a_preset_is_all_models_of_a_dataset_or_one_of_them() -> None:
         ),
         ({"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)}, "name each setting once"),
         ({"equal": "time"}, "--equal time: choose from updates, text, seconds"),
-        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must lie in \[0, 1\)"),
+        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must be in \[0, 1\)"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
