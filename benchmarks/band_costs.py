@@ -1,15 +1,14 @@
-"""The constants with which `model.band_search` weighs bands, measured on this device.
+"""Measure the cost constants of `model.band_search` on this device.
 
     python benchmarks/band_costs.py [--tokens 32768] [--dim 1024] [--words 20000]
 
-Times `linear_nll`, forward and backward, as head and as tail: a head of several sizes and widths,
-where every token is scored, and tails of several sizes, a quarter and a sixteenth as wide, where
-few are. Fits, with relative errors,
+Times `linear_nll`, forward and backward, for heads of several sizes and widths, where every token
+is scored, and for tails, a quarter and a sixteenth as wide, where few are. Fits, by relative error,
 
     head = product * tokens * words * (width + per_logit)
     tail = product * tokens * (tail_product * share * words * (width + per_logit) + per_tail)
 
-and prints the three constants in products of the head.
+and prints the three constants in multiply-adds of the head.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Layer(NamedTuple):
 
 
 def layers(dim: int, words: int) -> list[Layer]:
-    """Heads, then tails, around the proportions of the paper."""
+    """Heads, then tails, in about the paper's proportions."""
     heads = [Layer(dim // part, size, 1.0) for part in (1, 2) for size in (words // 2, words)]
     tails = [
         Layer(dim // part, size, share)
@@ -50,7 +49,7 @@ def layers(dim: int, words: int) -> list[Layer]:
 
 
 def milliseconds(layer: Layer, tokens: int, device: str, repeats: int) -> float:
-    """The median of a forward and a backward pass."""
+    """Median time of a forward and backward pass."""
     torch.manual_seed(0)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     hidden = torch.randn(tokens, layer.width, device=device, dtype=dtype).requires_grad_()
@@ -70,7 +69,7 @@ def milliseconds(layer: Layer, tokens: int, device: str, repeats: int) -> float:
 
 
 def fit(measured: dict[Layer, float], tokens: int) -> Costs:
-    """The constants that explain the milliseconds best."""
+    """Fit the constants to the measured times."""
     heads = {layer: ms for layer, ms in measured.items() if layer.is_head}
     tails = {layer: ms for layer, ms in measured.items() if not layer.is_head}
     product, logit = _least_squares(
@@ -83,7 +82,7 @@ def fit(measured: dict[Layer, float], tokens: int) -> Costs:
 
 
 def _least_squares(rows: list[tuple[float, float]], measured: dict[Layer, float]) -> np.ndarray:
-    """Of relative errors: the time of a small layer counts as much as that of a large one."""
+    """Minimise relative errors, so that small layers count as much as large ones."""
     matrix = np.array(rows) / np.array(list(measured.values()))[:, None]
     scale = matrix.max(axis=0)
     return np.linalg.lstsq(matrix / scale, np.ones(len(rows)), rcond=None)[0] / scale
@@ -95,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default=default, choices=["cuda", "cpu"])
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--words", type=int, default=20_000, help="of the head")
+    parser.add_argument("--words", type=int, default=20_000, help="words of the head")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"

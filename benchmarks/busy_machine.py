@@ -1,10 +1,10 @@
-"""Training speed on a CPU, alone and next to busy neighbours, by how OpenMP's threads wait.
+"""Training speed on an idle and a busy CPU, for several OpenMP wait policies.
 
     python benchmarks/busy_machine.py --data DATA [--presets tiny/ADP-T] [-- key=value ...]
 
-DATA is a folder made by `zipflm prepare`. Each row trains with one setting of the environment, by
-the command line; "default" is torch's own behaviour, "zipflm" what the command line chooses. A
-neighbour is a process that never waits; there are none, one, or one per core.
+DATA is a folder made by `zipflm prepare`. Each row trains with one setting of the environment;
+"default" is torch's behaviour, "zipflm" the package's default. Neighbours are processes in an
+endless loop: none, one, or one per core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 SETTINGS: dict[str, dict[str, str]] = {
-    # libgomp's own number of turns.
+    # libgomp's default.
     "default": {"GOMP_SPINCOUNT": "300000"},
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
@@ -49,7 +49,7 @@ def neighbours(count: int) -> Iterator[None]:
 def tokens_per_second(
     preset: str, data: Path, overrides: list[str], environment: dict[str, str]
 ) -> float:
-    """The median of the reports of one training, the first left out."""
+    """The median over the reports of a training run, except the first."""
     inherited = {name: value for name, value in os.environ.items() if name not in OPENMP}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "zipflm", "train", preset, "--device", "cpu"]

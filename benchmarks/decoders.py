@@ -3,9 +3,9 @@
     python benchmarks/decoders.py --device cuda --preset wikitext-2/ADP-T
     python benchmarks/decoders.py --device cpu --preset tiny/ADP-T --steps 5
 
-Each decoder has about as many parameters as the preset's Transformer. Training runs the package's
-own updates on ids drawn by Zipf's law, compiled and recorded where the preset says so. Streaming
-reads and scores one word at a time on the CPU, in float32. Prints a JSON object per decoder.
+Each decoder has about as many parameters as the preset's Transformer. Training uses ids drawn by
+Zipf's law. Streaming reads and scores one word at a time on the CPU, in float32. Prints a JSON
+object per decoder.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--preset", default="wikitext-2/ADP-T")
     parser.add_argument("--device", default=None)
-    parser.add_argument("--steps", type=int, default=50, help="updates to time; 50")
+    parser.add_argument("--steps", type=int, default=50, help="updates to time")
     parser.add_argument("--decoders", nargs="+", default=list(DECODERS), choices=list(DECODERS))
-    parser.add_argument("--seconds", type=float, default=5.0, help="of streaming each; 5")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="seconds of streaming per decoder"
+    )
     parser.add_argument("overrides", nargs="*", help="e.g. training.tokens_per_update=65536")
     options = parser.parse_args(arguments)
     with distributed.started(options.device) as process:

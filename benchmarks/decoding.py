@@ -4,11 +4,10 @@
     python benchmarks/decoding.py --device cuda --precision bfloat16
     python benchmarks/decoding.py --device cpu --run runs/adp-t
 
-`words_per_s` counts whole steps with the key-value cache; `output_ms` is the choice of the word
-alone, from the hidden vector on; `before_ratio` compares with a step without a cache. On a GPU
-`recorded_ratio` is the gain of a step recorded as a CUDA graph, as `zipflm generate` uses it there.
-With `--cpu-time --threads 1` time counts while this process runs, for a busy machine. Without
-`--run` the weights are random.
+`words_per_s` measures whole steps with the key-value cache, `output_ms` only the output layer and
+sampling; `before_ratio` is the speedup over steps without a cache. On a GPU `recorded_ratio` is the
+speedup from CUDA graphs, which `zipflm generate` uses. `--cpu-time --threads 1` measures CPU time,
+for busy machines. Without `--run` the weights are random.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ CHOICES: dict[str, dict[str, float]] = {
     "nucleus 0.95 at 0.8": {"temperature": 0.8, "top_k": 0, "top_p": 0.95},
 }
 Choose = Callable[[Tensor], Tensor]
-"""Hidden vectors [N, D] to the ids [N] of the words that follow."""
+"""Hidden vectors [N, D] to ids [N] of the next words."""
 
 
-def choosing(model: LanguageModel, choice: dict[str, float], forbidden: Tensor) -> Choose:
+def make_choose(model: LanguageModel, choice: dict[str, float], forbidden: Tensor) -> Choose:
     return lambda hidden_ND: draw(model.output, hidden_ND, forbidden=forbidden, **choice)[0]  # type: ignore[arg-type]
 
 
 class Generation:
-    """Rows that grow by a word a step, always from the same prompt."""
+    """Rows that grow by one word per step, always from the same prompt."""
 
     def __init__(
         self, model: LanguageModel, prompt_BT: Tensor, steps: int, clock: Callable[[], float]
@@ -63,7 +62,7 @@ class Generation:
         self.is_on_gpu = prompt_BT.is_cuda
 
     def seconds(self, choose: Choose) -> float:
-        """Of one step, on average."""
+        """Average time of one step."""
         self.cache.restore(self.prompt_BT.shape[1])
         hidden_BD, self.last = self.hidden_BD, []
         start = self.clock()
@@ -74,7 +73,7 @@ class Generation:
         return (self.clock() - start) / self.steps
 
     def seconds_recorded(self, choose: Choose) -> float:
-        """Of one step that was recorded as a whole."""
+        """Average time of one recorded step."""
         rows, length = self.prompt_BT.shape
         self.recorded.fill(range(rows), self.cache, [length] * rows)
         step, hidden_BD = self.step, self.hidden_BD
@@ -88,49 +87,49 @@ class Generation:
         return RecordedStep(self.model, self.recorded)
 
     def output_seconds(self, choose: Choose) -> float:
-        """Of choosing the words alone, for the vectors of the last generation."""
+        """Average time of choosing the words for the hidden vectors of the last generation."""
         start = self.clock()
         for hidden_BD in self.last:
             choose(hidden_BD)
         return (self.clock() - start) / len(self.last)
 
     def seconds_without_cache(self, choose: Choose) -> float:
-        """Of a step that computes everything anew, at the length of the prompt."""
+        """Time of a step that recomputes the whole prompt."""
         start = self.clock()
         choose(self.model(self.prompt_BT)[:, -1])
         return self.clock() - start
 
 
 def measure(generation: Generation, choose: Choose, rounds: int) -> dict[str, Any]:
-    """Medians over rounds in which all take turns."""
-    ways = {
+    """Medians over rounds, in which all variants take turns."""
+    variants = {
         "step": generation.seconds,
         "output": generation.output_seconds,
         "before": generation.seconds_without_cache,
     }
     if generation.is_on_gpu:
-        ways["recorded"] = generation.seconds_recorded
-    times: dict[str, list[float]] = {name: [] for name in ways}
+        variants["recorded"] = generation.seconds_recorded
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
-        for name, way in ways.items():
-            seconds = way(choose)
+        for name, variant in variants.items():
+            seconds = variant(choose)
             if number:  # the first round warms up
                 times[name].append(seconds)
-    seconds_of = {name: statistics.median(values) for name, values in times.items()}
+    medians = {name: statistics.median(values) for name, values in times.items()}
     batch = len(generation.prompt_BT)
     result = {
-        "words_per_s": round(batch / seconds_of["step"], 1),
-        "output_ms": round(1e3 * seconds_of["output"], 2),
-        "before_ratio": round(seconds_of["before"] / seconds_of["step"], 2),
+        "words_per_s": round(batch / medians["step"], 1),
+        "output_ms": round(1e3 * medians["output"], 2),
+        "before_ratio": round(medians["before"] / medians["step"], 2),
     }
     if generation.is_on_gpu:
-        result["recorded_words_per_s"] = round(batch / seconds_of["recorded"], 1)
-        result["recorded_ratio"] = round(seconds_of["step"] / seconds_of["recorded"], 2)
+        result["recorded_words_per_s"] = round(batch / medians["recorded"], 1)
+        result["recorded_ratio"] = round(medians["step"] / medians["recorded"], 2)
     return result
 
 
-def drawn_prompt(model: LanguageModel, rows: int, length: int) -> Tensor:
-    """What the model itself says after the end of a line."""
+def sample_prompt(model: LanguageModel, rows: int, length: int) -> Tensor:
+    """Words sampled from the model after the end of a line."""
     device = next(model.parameters()).device
     words = [torch.full((rows, 1), END_OF_LINE, device=device)]
     cache = model.new_cache(rows, length)
@@ -149,7 +148,7 @@ def build(options: argparse.Namespace) -> tuple[LanguageModel, str]:
     return model, f"{options.preset}, {config.decoder.num_layers} layers, random weights"
 
 
-def _clock_of_device() -> float:
+def _device_clock() -> float:
     torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -160,12 +159,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="wikitext-103/ADP-T")
     parser.add_argument("--run", help="a trained run, instead of a preset with random weights")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--threads", type=int, help="of the CPU; all it has, if not given")
-    parser.add_argument("--cpu-time", action="store_true", help="for one thread on a busy machine")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: all)")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--prompt", type=int, default=64, help="words before the first step")
-    parser.add_argument("--words", type=int, default=64, help="steps of one generation")
+    parser.add_argument("--prompt", type=int, default=64, help="words in the prompt")
+    parser.add_argument("--words", type=int, default=64, help="words to generate")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--choices", nargs="+", default=list(CHOICES), choices=list(CHOICES))
     parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
@@ -174,22 +173,22 @@ def main(arguments: list[str] | None = None) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     model, title = build(options)
-    if options.precision == "bfloat16":  # weights too, as `zipflm.load(dtype=...)` has it
+    if options.precision == "bfloat16":  # including weights, like `zipflm.load(dtype=...)`
         model = model.bfloat16()
     on_gpu = options.device == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
     print(f"{name}, torch {torch.__version__}, {options.precision}, {title}", flush=True)
-    # What a text must not contain: the three symbols that are no words, and fillers at the end.
+    # Special tokens that are not words, and fillers at the end.
     size = model.config.vocab_size
     forbidden = torch.tensor([0, 1, 3, *range(size - 7, size)], device=options.device)
-    clock = _clock_of_device if on_gpu else time.perf_counter
+    clock = _device_clock if on_gpu else time.perf_counter
     if options.cpu_time:
         clock = time.process_time
     for batch in options.batch:
-        prompt_BT = drawn_prompt(model, batch, options.prompt)
+        prompt_BT = sample_prompt(model, batch, options.prompt)
         generation = Generation(model, prompt_BT, options.words, clock)
         for name in options.choices:
-            choose = choosing(model, CHOICES[name], forbidden)
+            choose = make_choose(model, CHOICES[name], forbidden)
             result = measure(generation, choose, options.rounds)
             print(json.dumps({"batch": batch, "choice": name} | result), flush=True)
 

@@ -1,10 +1,9 @@
-"""Evaluation with a context window against the forward pass of a training step.
+"""Speed of evaluation with a context window, compared with the forward pass of training.
 
     python benchmarks/evaluation.py [--preset wikitext-103/ADP-T] [--block 3072] [--context 2560]
 
 Both rates count every token that goes through the decoder, context included. The weights are
-random, which does not affect the time. The claim, on a GPU: evaluation runs at more than half the
-rate of training.
+random, which does not affect the time. The goal on a GPU is more than half the rate of training.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def random_text(vocab_size: int, number: int) -> TokenArray:
 
 
 def evaluation(model: LanguageModel, batches: Batches, device: str, precision: Precision) -> float:
-    """Tokens per second that `score` puts through the model."""
+    """Tokens per second of `score`."""
     ends_word = np.ones(model.config.vocab_size, dtype=np.bool_)
     start = time.perf_counter()
     scores = score(model, batches, device=device, ends_word=ends_word, precision=precision)
@@ -45,22 +44,22 @@ def evaluation(model: LanguageModel, batches: Batches, device: str, precision: P
 def training_forward(
     model: LanguageModel, tokens: int, block: int, device: str, precision: Precision
 ) -> float:
-    """Tokens per second of the forward half of a step: dropout on, every token scored."""
+    """Tokens per second of a training step's forward pass."""
     words = torch.randint(model.config.vocab_size, (tokens // block, block + 1), device=device)
     model.train()
     times = []
     for _ in range(8):
-        _wait(device)
+        _synchronize(device)
         start = time.perf_counter()
         with autocast(precision, device):
             loss = model.nll(words[:, :-1], words[:, 1:]).mean()
-        _wait(device)
+        _synchronize(device)
         times.append(time.perf_counter() - start)
         del loss
     return words[:, 1:].numel() / sorted(times)[len(times) // 2]
 
 
-def _wait(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device != "cpu":
         torch.cuda.synchronize()
 

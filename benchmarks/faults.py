@@ -1,15 +1,14 @@
-"""What is left of a command that is killed, and whether the same command makes up for it.
+"""Kill commands at many points, and check that running them again repairs everything.
 
     python benchmarks/faults.py [--kills 20] [--jobs 4] [--commands prepare,train,compare]
 
-Kills `prepare`, `train` and `compare`, at toy sizes, with SIGKILL: at system calls that change the
-disk, spread evenly over all of them (`--kills 0` takes every one), and at random moments after the
-first such change. Then gives the same command again, to its end, and compares with a run that
-nobody killed: hashes of the data folder, of weights and optimizer, the log and the study's table
-without times. The claim: all are bit-equal, and no file is left that such a run would not have.
+Kills `prepare`, `train` and `compare` at toy sizes with SIGKILL, at system calls that change the
+disk (`--kills` of them, evenly spread; 0: all) and at random moments after the first such change.
+Then runs the same command again and compares with an uninterrupted run: hashes of the data folder,
+weights and optimizer, the log, and the study's table without times. All must be bit-equal, with no
+additional files.
 
-The system calls need strace; without it there are random moments only. A power cut is another
-matter: here the disk's cache survives.
+Killing at system calls needs strace. This does not simulate a power cut: the disk cache survives.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ CHANGES = (
     "write,pwrite64,writev,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,fsync,"
     "fdatasync,truncate,ftruncate,fallocate,chmod,fchmod,fchmodat,link,symlink"
 )
-"""System calls that change the disk. Opening a new file is not among them: the moment after it is
-the moment before the next of these."""
+"""System calls that change the disk, except for opening a new file: a kill after that is equivalent
+to one before the next of these calls."""
 MEASURED = {
     "seconds",
     "cpu_seconds",
@@ -49,8 +48,7 @@ MEASURED = {
     "memory",
     "versions",
 }
-"""What differs from run to run, by its name in logs and tables: time, memory, and how often a run
-was resumed."""
+"""Names in logs and tables of values that differ from run to run."""
 SMALL = (
     "decoder.dim=16 decoder.ffn_dim=32 decoder.num_layers=1 decoder.num_heads=2 input.dim=16 "
     "output.dim=16 batches.block=16 batches.tokens=64 batches.eval_block=16 training.max_updates=6 "
@@ -59,39 +57,36 @@ SMALL = (
 
 
 class Command(NamedTuple):
-    """What is killed; its arguments are relative to the folder it is run in."""
+    """A command to kill; paths in its arguments are relative to its working folder."""
 
     arguments: list[str]
     fingerprint: Callable[[Path], dict[str, str]]
-    """Everything that must be bit-equal, by name."""
+    """Hashes or contents that must be bit-equal, by name."""
     is_done: Callable[[Path], bool] = lambda place: False
-    """Whether there is nothing to do again; a data folder that is there is refused as `--out`, but
-    what was left beside it is cleared."""
+    """Whether the killed command had already finished, so that running it again is an error (but
+    cleans up)."""
 
 
 class Kill(NamedTuple):
-    """A system call, `write` number 7 say, or seconds after the first change of the disk."""
+    """The n-th call of a system call, or seconds after the first change of the disk."""
 
     call: str
     when: float
 
 
 class Outcome(NamedTuple):
-    """What came of one kill."""
+    """The result of one kill."""
 
     kill: Kill
     is_partial: bool
-    """Something was there afterwards, and not all of it."""
+    """Some but not all of the output existed after the kill."""
     is_resumed: bool
     differing: list[str]
     leftovers: list[str]
 
 
-# --- What is compared. ---
-
-
 def files_below(place: Path) -> dict[str, str]:
-    """Hash of every file, by its path."""
+    """Hashes of all files by path."""
     return {
         str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(place.rglob("*"))
@@ -100,13 +95,13 @@ def files_below(place: Path) -> dict[str, str]:
 
 
 def entries(place: Path) -> set[str]:
-    """Files and folders, without the note of verified files, which takes time to appear."""
+    """Files and folders, except for the list of verified files, which appears later."""
     found = (path for path in place.rglob("*") if path.name != ".verified.json")
     return {str(path.relative_to(place)) for path in found}
 
 
 def without_measures(value: Any) -> Any:
-    """A log or table without what is measured, which differs from run to run."""
+    """Remove values that differ from run to run from a log or table."""
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if k not in MEASURED and "training_" not in k}
         return {key: without_measures(item) for key, item in kept.items()}
@@ -114,7 +109,6 @@ def without_measures(value: Any) -> Any:
 
 
 def run_fingerprint(run: Path) -> dict[str, str]:
-    """Weights, optimizer and log of a run."""
     lines = (run / "log.jsonl").read_text().splitlines()
     log = [without_measures(json.loads(line)) for line in lines]
     found = {"log": json.dumps(log)}
@@ -124,7 +118,6 @@ def run_fingerprint(run: Path) -> dict[str, str]:
 
 
 def study_fingerprint(study: Path) -> dict[str, str]:
-    """The table of a study, and all of its runs."""
     table = without_measures(json.loads((study / "table.json").read_text()))
     found = {"table": json.dumps(table, sort_keys=True)}
     for run in sorted(path.parent for path in study.glob("members/*/*/config.json")):
@@ -151,11 +144,8 @@ COMMANDS = {
 }  # fmt: skip
 
 
-# --- Running and killing. ---
-
-
 def environment(place: Path) -> dict[str, str]:
-    """Temporary files inside the folder, where those that are left are seen."""
+    """Keep temporary files inside the folder, so that leftovers are found."""
     tmp = place / "tmp"
     tmp.mkdir(exist_ok=True)
     source = str(Path(zipflm.__file__).parents[1])
@@ -171,42 +161,42 @@ def started(command: Command, place: Path, prefix: Iterable[str] = ()) -> subpro
 
 
 def traced(place: Path, *options: str) -> list[str]:
-    """The prefix that traces the main thread, which makes all changes of the disk."""
+    """strace for the main thread, which makes all changes of the disk."""
     return ["strace", "-qq", "-y", "-s", "0", "-o", str(place.parent / "trace"), *options]
 
 
 def can_trace() -> bool:
-    """Whether there is an strace, and it is allowed to trace."""
+    """Whether strace is installed and permitted."""
     if shutil.which("strace") is None:
         return False
     return subprocess.run(["strace", "-qq", "-o", os.devnull, "true"]).returncode == 0
 
 
 def changes(command: Command, place: Path) -> Iterator[Kill]:
-    """Every system call of the command that changes something inside `place`, in their order."""
+    """All system calls of the command that change something inside `place`, in order."""
     assert started(command, place, traced(place, "-e", f"trace={CHANGES}")).wait() == 0
     counts: Counter[str] = Counter()
     for line in (place.parent / "trace").read_text(errors="replace").splitlines():
         if found := re.match(r"(\w+)\(", line):
-            counts[found[1]] += 1  # strace counts every call by its name
+            counts[found[1]] += 1  # strace counts calls by name
             if str(place) in line:
                 yield Kill(found[1], counts[found[1]])
 
 
 def spread(kills: list[Kill], number: int) -> list[Kill]:
-    """So many of them, evenly; all if 0."""
+    """`number` evenly spread kills; 0: all."""
     if number == 0 or number >= len(kills):
         return kills
     return [kills[index * len(kills) // number] for index in range(number)]
 
 
 def moments(command: Command, place: Path, number: int, draw: random.Random) -> list[Kill]:
-    """Random times between the first change of the disk and the end."""
+    """Kills at random times between the first change of the disk and the end."""
     process = started(command, place)
     wait_for_change(place, process)
-    begun = time.monotonic()
+    start = time.monotonic()
     assert process.wait() == 0
-    length = time.monotonic() - begun
+    length = time.monotonic() - start
     return [Kill("a moment", draw.uniform(0, length)) for _ in range(number)]
 
 
@@ -217,7 +207,7 @@ def wait_for_change(place: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def is_killed(command: Command, place: Path, kill: Kill) -> bool:
-    """Run the command until then; False if it ended before."""
+    """Run and kill the command; False if it finished before."""
     if kill.call == "a moment":
         process = started(command, place)
         wait_for_change(place, process)
@@ -229,7 +219,7 @@ def is_killed(command: Command, place: Path, kill: Kill) -> bool:
 
 
 class Trial(NamedTuple):
-    """A command with what it starts from and what it comes to when nobody kills it."""
+    """A command with its starting folder and the results of an uninterrupted run."""
 
     name: str
     command: Command
@@ -239,7 +229,7 @@ class Trial(NamedTuple):
 
 
 def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
-    """Kill, run again, compare; None if the command had ended before."""
+    """Kill, run again and compare; None if the command finished before the kill."""
     place = fresh(trial.template, scratch)
     before = entries(place)
     if not is_killed(trial.command, place, kill):
@@ -257,7 +247,7 @@ def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
 
 
 def observe_all(trial: Trial, kills: list[Kill], scratch: Path, jobs: int) -> list[Outcome | None]:
-    """Several at a time, each in a place of its own."""
+    """Run `jobs` trials in parallel, each in its own folder."""
     places: Queue[Path] = Queue()
     for number in range(jobs):
         places.put(scratch / f"job-{number}")
@@ -275,7 +265,7 @@ def observe_all(trial: Trial, kills: list[Kill], scratch: Path, jobs: int) -> li
 
 
 def fresh(template: Path, scratch: Path) -> Path:
-    """A folder with what the command starts from; always of the same name, which tables show."""
+    """A copy of the template; always under the same name, which appears in tables."""
     place = scratch / "place"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(template, place)
@@ -304,8 +294,6 @@ def trials(names: list[str], scratch: Path) -> Iterator[Trial]:
         yield trial_of(name, texts if name == "prepare" else prepared, scratch)
 
 
-# --- The table. ---
-
 TITLES = ("command", "killed at", "kills", "partial", "resumed", "bit-equal", "leftovers")
 
 
@@ -318,7 +306,7 @@ def row(name: str, where: str, outcomes: list[Outcome]) -> tuple[str, ...]:
 
 
 def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """A line for everything that is not as claimed."""
+    """One line for each outcome that differs."""
     for outcome in outcomes:
         if outcome.differing or outcome.leftovers:
             wrong = ", ".join(outcome.differing) or "equal"
@@ -327,7 +315,7 @@ def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def kills_of(trial: Trial, options: argparse.Namespace, scratch: Path) -> dict[str, list[Kill]]:
-    """By where they strike."""
+    """The kills, by group."""
     place, draw = fresh(trial.template, scratch), random.Random(options.seed)
     groups = {"moments": moments(trial.command, place, options.moments, draw)}
     if can_trace():
@@ -339,13 +327,13 @@ def kills_of(trial: Trial, options: argparse.Namespace, scratch: Path) -> dict[s
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--commands", default=",".join(COMMANDS))
-    parser.add_argument("--kills", type=int, default=20, help="at system calls; 0 is all of them")
+    parser.add_argument("--kills", type=int, default=20, help="kills at system calls (0: all)")
     parser.add_argument("--moments", type=int, default=10, help="kills at random moments")
-    parser.add_argument("--jobs", type=int, default=1, help="kills at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="trials to run in parallel")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", help="write every outcome here too")
+    parser.add_argument("--json", help="also write all outcomes to this file")
     options = parser.parse_args(arguments)
-    kept = {}
+    results = {}
     print("  ".join(f"{title:12}" for title in TITLES))
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name).resolve()
@@ -355,11 +343,11 @@ def main(arguments: list[str] | None = None) -> None:
                 outcomes = [outcome for outcome in observed if outcome is not None]
                 cells = row(trial.name, where, outcomes)
                 print("  ".join(f"{cell:12}" for cell in cells), *explain(outcomes), sep="\n")
-                kept[f"{trial.name}, {where}"] = [outcome._asdict() for outcome in outcomes]
+                results[f"{trial.name}, {where}"] = [outcome._asdict() for outcome in outcomes]
     if not can_trace():
-        print("strace cannot be used on this machine: system calls were left out")
+        print("strace is not available: only killed at random moments")
     if options.json:
-        Path(options.json).write_text(json.dumps(kept, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

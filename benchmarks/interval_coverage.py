@@ -2,13 +2,12 @@
 
     python benchmarks/interval_coverage.py [--trials 2000]
 
-Two models share the difficulty of every line. One of them is worse by 0.1 nats on average, and by
-more or less than that from source to source (`spread`, in nats). Sources are stretches of lines
-without headings, of equal length or with lengths that differ up to threefold. Other texts have no
-sources: independent lines, lines that depend on those before (half of the effect is left after
-seven lines), and short documents of 10 to 59 lines. `shown` is the share of texts for which there
-is an interval, `coverage` the share of intervals with the true difference in them, `width` the
-median of their half widths in true standard errors, 1.96 if those were known.
+Two models share the difficulty of every line. One is worse by 0.1 nats on average, with a standard
+deviation between sources of `spread` nats. Sources are consecutive lines without headings, of equal
+length or with lengths that differ up to threefold. Other texts have no sources: independent lines,
+autocorrelated lines (half of the effect is left after seven lines), and short documents of 10 to 59
+lines. `shown` is the share of texts that have an interval, `coverage` the share of intervals that
+contain the true difference, `width` the median half width in true standard errors (ideally 1.96).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def lengths(text: str, sources: int, random: np.random.Generator) -> FloatArray:
 
 
 def effects(text: str, sources: int, spread: float, random: np.random.Generator) -> FloatArray:
-    """Deviation of every line's difference from the true one."""
+    """Deviation of each line's difference from the true mean."""
     if text == "independent lines":
         return spread * random.normal(size=LINES)
     if text == "dependent lines":
@@ -49,7 +48,7 @@ def effects(text: str, sources: int, spread: float, random: np.random.Generator)
 
 
 def difference(own: FloatArray, random: np.random.Generator) -> tuple[float, Interval | None]:
-    """The difference of two models and its interval; a line is drawn as the mean of its words."""
+    """The difference of two models and its interval; each line is one sample."""
     noise = random.normal(size=(2, LINES)) / WORDS_PER_LINE**0.5
     first = 5 + 2 * noise[0]
     nll = {"SM": first[None], "ADP": (first + TRUTH + own + noise[1])[None]}

@@ -1,11 +1,11 @@
-"""A whole training step on a CPU beside one in the style of the published code.
+"""Speed of a training step on a CPU, compared with the style of the published code.
 
     python benchmarks/published_step.py [--threads 2] [--rounds 20] [overrides]
 
-ADP-T with 20,000 words, width 256 and four layers, the paper's recipe in float32. The yardstick has
-the same weights and is written as the authors' code was: queries, keys and values one by one, all
-attention weights in memory, PyTorch's dropout, bands and clusters found by asking, SGD. Both take
-turns in one process, so that the ratio means something on a busy machine; times do not.
+ADP-T with 20,000 words, width 256 and four layers, with the paper's recipe in float32. The baseline
+has the same weights and follows the authors' code: separate queries, keys and values, all attention
+weights in memory, PyTorch's dropout, dynamic band selection, SGD. Both take turns in one process,
+so that the ratio is meaningful on a busy machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MODEL = [
 
 
 class PublishedStyle(nn.Module):
-    """The same model, written plainly."""
+    """The same model in the style of the published code."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""What `training.recompute` saves and what it costs, for long blocks.
+"""Memory and speed of `training.recompute` for long blocks.
 
     python benchmarks/recompute.py [--block 8192] [--tokens 8192 65536] [--json FILE] [overrides]
 
-First the bytes that a decoder's layer keeps for the backward pass, per token, counted in uncompiled
-code with the precision of the run. Then whole updates of the large Billion Word model on text in
-blocks of that length: memory at rest, at its peak, and tokens a second. Updates are compiled on a
-GPU; on a CPU, where memory is not measured, they are as small as the overrides make them.
+First counts the bytes per token that a decoder layer keeps for the backward pass, in uncompiled
+code with the precision of the run. Then measures whole updates of the large Billion Word model in
+blocks of this length: memory at rest, peak memory and tokens per second. Updates are compiled on a
+GPU. On a CPU memory is not measured; use overrides to make the model smaller.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MODES: tuple[Recompute, ...] = get_args(Recompute)
 Row = dict[str, Any]
 
 
-class _Made(TorchDispatchMode):
-    """Notes every storage that operations make, to ask later which of them are still there."""
+class _LiveStorages(TorchDispatchMode):
+    """Tracks the storages created by operations, to count those that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,9 +63,7 @@ class _Made(TorchDispatchMode):
 
     @property
     def num_bytes(self) -> int:
-        """Of all that are still in use."""
-        alive = [size for reference, size in self._storages.values() if not reference.expired()]
-        return sum(alive)
+        return sum(size for ref, size in self._storages.values() if not ref.expired())
 
 
 def kept_bytes(
@@ -74,8 +72,8 @@ def kept_bytes(
     device: torch.device,
     precision: Precision = "float32",
 ) -> float:
-    """Bytes that one layer keeps of one token until the backward pass."""
-    # Weights in low precision are kept too, and so is what all layers share: differences tell.
+    """Bytes per token that one layer keeps until the backward pass."""
+    # Take differences, because cast weights and inputs shared by all layers are kept, too.
     few, many = 128, 256
     by_layers = []
     for num_layers in (1, 2):
@@ -88,16 +86,16 @@ def kept_bytes(
 
 def _kept(decoder: Transformer, tokens: int, device: torch.device, precision: Precision) -> int:
     embedded = torch.randn(1, tokens, decoder.config.dim, device=device, requires_grad=True)
-    with _Made() as made, autocast(precision, device):
+    with _LiveStorages() as storages, autocast(precision, device):
         hidden, _ = decoder(embedded)
         del embedded
-    kept = made.num_bytes
+    kept = storages.num_bytes
     del hidden
     return kept
 
 
 def updates(config: Config, process: Process, steps: int) -> Row:
-    """Memory and speed of whole updates; only a sentence if they do not fit."""
+    """Memory and speed of whole updates, or a note that they do not fit."""
     device = process.device
     try:
         return _updates(config, process, steps)
@@ -123,17 +121,17 @@ def _updates(config: Config, process: Process, steps: int) -> Row:
         step.update(learner, [stream.next() for _ in range(num_batches)])
 
     try:
-        for _ in range(3):  # compiling, and making the optimizers' state
+        for _ in range(3):  # compiles and creates the optimizers' state
             update()
         throughput.peak_memory(device)
         rest = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-        _wait(device)
+        _synchronize(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         start = time.perf_counter()
         for _ in range(steps):
             update()
-        _wait(device)
+        _synchronize(device)
         seconds = time.perf_counter() - start
     finally:
         stream.close()
@@ -163,7 +161,7 @@ def _gigabytes(number: int | None) -> float | None:
     return None if number is None else round(number / 1e9, 2)
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -173,10 +171,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="billion-word/ADP-T/large")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--block", type=int, default=8192)
-    parser.add_argument("--tokens", type=int, nargs="*", default=[8192, 65_536], help="at once")
+    parser.add_argument(
+        "--tokens", type=int, nargs="*", default=[8192, 65_536], help="tokens per batch"
+    )
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("overrides", nargs="*", help="e.g. training.compile=false")
     options = parser.parse_args(arguments)
     config = override(

@@ -1,12 +1,12 @@
-"""Training on many devices on paper: memory, traffic and speed, from what was measured on one.
+"""Predict memory, traffic and speed of training on many devices from measurements on one.
 
-    python benchmarks/scale_model.py             # the cases of docs/guides/scaling.md, as a table
-    python benchmarks/scale_model.py --check     # 1 and 2 processes of this CPU, predicted and true
+    python benchmarks/scale_model.py             # the cases of docs/guides/scaling.md as a table
+    python benchmarks/scale_model.py --check     # predict and measure 1 and 2 CPU processes
 
-Memory is counted part by part, traffic collective by collective, both as bytes of one device. Time
-is arithmetic at the rate that one device reached, plus the traffic that cannot hide behind it. What
-is measured stands in `Device`, what a vendor states in `Links`; everything else is derived. The
-tests hold the bytes against those of real processes, byte for byte; `--check` does so for the time.
+Memory and traffic are bytes per device, by part and by collective. Time is arithmetic at the
+measured rate of one device, plus traffic that does not overlap with it. `Device` has measured
+values, `Links` those of the vendor; everything else is derived. Tests compare the bytes with real
+processes; `--check` compares the times.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ STEP = Path(__file__).with_name("training_step.py")
 
 @dataclass(frozen=True)
 class Device:
-    """What one device was seen to do."""
+    """Measurements of one device."""
 
     name: str
     flops: float
-    """Operations per second of whole training steps, counted as `flops_per_token` counts them."""
+    """Operations per second of whole training steps, as counted by `flops_per_token`."""
     workspace: float
-    """Bytes that the loss needs on top while it is computed."""
+    """Temporary bytes of the loss."""
 
 
 H200 = Device(
@@ -58,34 +58,34 @@ H200 = Device(
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second and direction that a device can send, and devices of a machine."""
+    """Bytes per second and direction that a device can send, and devices per machine."""
 
     inside: float
     between: float
     devices: int
 
     def speed(self, world: int) -> float:
-        """Of a ring through all of them: that of its slowest part."""
+        """Speed of a ring through all devices: that of its slowest link."""
         return self.inside if world <= self.devices else self.between
 
 
-# NVLink 4: 900 GB/s both ways; one 400 Gb/s port of InfiniBand NDR a device.
+# NVLink 4: 900 GB/s in both directions; one 400 Gb/s port of InfiniBand NDR per device.
 CLUSTER = Links(inside=450e9, between=50e9, devices=8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: which model, on how many devices, in which manner."""
+    """A run: the model, the number of devices and the kind of parallelism."""
 
     label: str
     config: Config
     world: int
     tokens: int
-    """Of a device at once."""
+    """Tokens per device and batch."""
     device: Device = H200
     links: Links = CLUSTER
     events: float = 0.0
-    """Tokens of the whole training, if there is an end to it."""
+    """Tokens of the whole training (0: unlimited)."""
 
     @property
     def accumulated(self) -> int:
@@ -96,17 +96,14 @@ class Case:
         return self.config.training.dtype == "bfloat16"
 
 
-# --- Weights. ---
-
-
 @dataclass(frozen=True)
 class Weights:
     """Numbers of parameters."""
 
     tables: int
-    """Rows of words and of classes, which `training.tables=sharded` spreads."""
+    """Rows of words and classes, which `training.tables=sharded` shards."""
     layers: int
-    """Of the decoder's layers together."""
+    """All decoder layers."""
     others: int
 
     @property
@@ -124,23 +121,20 @@ def weights(config: Config) -> Weights:
 
 
 def states_per_weight(config: Config) -> int:
-    """Numbers that the optimizer keeps for a weight, at most."""
+    """Maximum number of optimizer states per weight."""
     return 1 if isinstance(config.training.optimizer, Nesterov) else 2
 
 
 def held(case: Case) -> float:
-    """Parameters that a device holds of its own: weight, gradient and state of each."""
+    """Number of parameters of which a device holds weight, gradient and state."""
     size, training = weights(case.config), case.config.training
     shared = size.tables if training.tables == "sharded" else 0
     rest = size.all - shared
     return shared / case.world + (rest / case.world if training.parallel == "fsdp" else rest)
 
 
-# --- Memory of a device. ---
-
-
 def memory(case: Case) -> dict[str, float]:
-    """Bytes by part at the height of an update."""
+    """Peak bytes per device during an update, by part."""
     config, own = case.config, held(case)
     size, training = weights(config), config.training
     wide = 2 if case.is_bfloat16 else 4
@@ -152,7 +146,7 @@ def memory(case: Case) -> dict[str, float]:
         "loss": case.device.workspace,
     }
     if training.parallel == "fsdp" and case.world > 1:
-        # Two layers at a time, of which one is fetched ahead; the input and output layers.
+        # Two layers at a time, one of them prefetched, and the input and output layers.
         layer = size.layers / config.decoder.num_layers
         tables = 0 if training.tables == "sharded" else size.tables
         parts["gathered"] = wide * (2 * layer + tables + size.others)
@@ -165,8 +159,8 @@ def memory(case: Case) -> dict[str, float]:
 
 
 def activations(case: Case) -> float:
-    """What the backward pass needs, as tests/model/test_recomputation.py counts it, and the masks
-    of dropout, a byte each."""
+    """Bytes kept for the backward pass (see tests/benchmarks/test_recompute.py), and dropout masks
+    of one byte per element."""
     decoder, wide = case.config.decoder, 2 if case.is_bfloat16 else 4
     heads = 4 * decoder.num_heads
     match case.config.training.recompute:
@@ -179,11 +173,8 @@ def activations(case: Case) -> float:
     return case.tokens * decoder.num_layers * kept
 
 
-# --- Traffic of a device. ---
-
-
 def traffic(case: Case) -> dict[str, float]:
-    """Bytes that a device sends in an update, by collective; rings send each byte once a hop."""
+    """Bytes that a device sends per update, by collective; rings send each byte once per hop."""
     config, world = case.config, case.world
     if world == 1:
         return {}
@@ -193,60 +184,57 @@ def traffic(case: Case) -> dict[str, float]:
     wide = 2 if case.is_bfloat16 else 4
     sent: dict[str, float] = {}
     if training.parallel == "fsdp":
-        # Nearly all is gathered again for the backward pass: not what stands around the layers
-        # if the tables go their own way, nor what comes last.
+        # Weights are gathered again for the backward pass, except those outside of the layers if
+        # tables are sharded, and those of the last layer.
         once = size.others if shared else _output_alone(config)
         gathered = 2 * rest - once
         sent["all-gather of weights"] = case.accumulated * hops * wide * gathered
-        # Sums of several batches are exchanged as they are added up, in float32.
+        # Accumulated gradients are exchanged in float32.
         sent["reduce-scatter of gradients"] = hops * (wide if case.accumulated == 1 else 4) * rest
     else:
         sent["all-reduce of gradients"] = 2 * hops * 4 * rest
     if shared:
         tokens = case.accumulated * case.tokens * (world - 1)
         widths = table_widths(config)
-        # Forward and back, of the input and of every band of the output.
+        # Forward and backward, for the input and for every band of the output.
         sent["vectors of words"] = 4 * sum(widths) * wide * tokens
         sent["ids and statistics"] = (16 + 16 * len(widths)) * tokens
     return sent
 
 
 def _output_alone(config: Config) -> int:
-    """Parameters of an output layer that shares none."""
+    """Parameters of an untied output layer."""
     parts = config.params_by_part().items()
     is_tied = config.tie != Tie.NONE
     return 0 if is_tied else sum(number for part, number in parts if part.startswith("output."))
 
 
 def table_widths(config: Config) -> tuple[int, ...]:
-    """Of every band, or of the one table."""
+    """Widths of the bands, or of the single table."""
     bands = config.output_bands
     return bands.widths if bands is not None else (config.output.dim,)
 
 
-# --- Time. ---
-
-
 def zipf(vocab_size: int) -> NDArray[np.int64]:
-    """How common the ids of such a vocabulary are by Zipf's law."""
+    """Counts of ids by Zipf's law."""
     return (1e12 / np.arange(1, vocab_size + 1)).astype(np.int64)
 
 
 def operations_per_token(config: Config) -> float:
-    """Of a training step in which nothing is computed twice."""
+    """Operations per token of a training step without recomputation."""
     return flops_per_token(config, zipf(config.vocab_size), config.batches.block)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of an update."""
+    """Seconds per update."""
 
     compute: float
     exchange: float
 
     @property
     def expected(self) -> float:
-        """Exchange hides behind the backward pass, two thirds of the arithmetic."""
+        """Exchange overlaps with the backward pass, two thirds of the arithmetic."""
         return self.compute + max(0.0, self.exchange - self.compute * 2 / 3)
 
 
@@ -261,9 +249,6 @@ def tokens_per_second(case: Case, seconds: float) -> float:
     return case.world * case.accumulated * case.tokens / seconds
 
 
-# --- The cases of docs/guides/scaling.md. ---
-
-
 def cases() -> list[Case]:
     one = _trained("wikitext-103/ADP-T", 65_536)
     very_large = _trained("billion-word/ADP-T/very-large", 64 * 2048)
@@ -275,7 +260,7 @@ def cases() -> list[Case]:
         Case("WikiText-103, ADP-T", one, 1, 65_536),
         Case("Billion Word very large, DDP", very_large, 64, 2048),
         Case("the same, FSDP", _with(very_large, "parallel=fsdp"), 64, 2048),
-        Case("the same, 524,288 tokens an update", _with(many, "parallel=fsdp"), 64, 8192),
+        Case("the same, 524,288 tokens per update", _with(many, "parallel=fsdp"), 64, 8192),
         Case("10 million items, ADP-T, DDP", catalogue, 512, 8192, events=events),
         Case("the same, FSDP", _with(catalogue, "parallel=fsdp"), 512, 8192, events=events),
         Case(
@@ -299,7 +284,7 @@ def _trained(name: str, tokens: int) -> Config:
 
 
 def _catalogue(tokens: int, *, full: bool = False) -> Config:
-    """Ten million items; the adaptive pair is cut where a hundredth and a tenth of them end."""
+    """Ten million items, with cutoffs at 1 % and 10 % for adaptive layers."""
     config = _trained("wikitext-103/SM-T" if full else "wikitext-103/ADP-T", tokens)
     cutoffs = "[100000,1000000]"
     bands = [] if full else [f"input.cutoffs={cutoffs}", f"output.cutoffs={cutoffs}"]
@@ -311,9 +296,9 @@ def _with(config: Config, *settings: str) -> Config:
 
 
 def table(all_cases: Sequence[Case]) -> list[str]:
-    """Markdown: a line for every case."""
+    """A Markdown table with one line per case."""
     lines = [
-        "| run | devices x tokens x accumulated | memory of a device | sent an update | compute + "
+        "| run | devices x tokens x accumulated | memory per device | sent per update | compute + "
         "exchange | tokens/s | whole training |",
         "| --- | --- | --- | --- | --- | ---: | ---: |",
     ]
@@ -336,33 +321,31 @@ def _in_gb(parts: dict[str, float]) -> str:
     return f"**{sum(parts.values()) / 1e9:.3g} GB**: {named}"
 
 
-# --- One and two processes of this CPU. ---
-
 _PLAIN = ["decoder.dropout=0", "decoder.attention_dropout=0", "decoder.relu_dropout=0"]
 _PLAIN += ["output.tail_dropout=0", "training.tokens_per_update=2048", "batches.tokens=1024"]
 _PLAIN += ["batches.block=128", "batches.eval_block=128"]
-KNOWN = ["vocab_size=8000", "input.cutoffs=[1000,4000]", "output.cutoffs=[1000,4000]"]
-KNOWN += ["decoder.dim=192", "decoder.ffn_dim=768", "decoder.num_layers=3", "input.dim=192"]
-KNOWN += ["output.dim=192", *_PLAIN]
-"""A model from whose speed that of another one is predicted."""
-ASKED = ["vocab_size=20000", "input.cutoffs=[2000,8000]", "output.cutoffs=[2000,8000]"]
-ASKED += ["decoder.dim=256", "decoder.ffn_dim=1024", "decoder.num_layers=4", "input.dim=256"]
-ASKED += ["output.dim=256", *_PLAIN]
+SOURCE = ["vocab_size=8000", "input.cutoffs=[1000,4000]", "output.cutoffs=[1000,4000]"]
+SOURCE += ["decoder.dim=192", "decoder.ffn_dim=768", "decoder.num_layers=3", "input.dim=192"]
+SOURCE += ["output.dim=192", *_PLAIN]
+"""Overrides of a model whose speed is measured, to predict that of `TARGET`."""
+TARGET = ["vocab_size=20000", "input.cutoffs=[2000,8000]", "output.cutoffs=[2000,8000]"]
+TARGET += ["decoder.dim=256", "decoder.ffn_dim=1024", "decoder.num_layers=4", "input.dim=256"]
+TARGET += ["output.dim=256", *_PLAIN]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A prediction and what was measured, in tokens per second."""
+    """Predicted and measured tokens per second."""
 
     what: str
     predicted: float
     measured: float
 
 
-def check(known: list[str] = KNOWN, asked: list[str] = ASKED, steps: int = 8) -> list[Checked]:
-    """Predict the speed of one model from that of another and from the speed of the links."""
-    alone = _flops(known, _measured([known], steps=steps)[0])
-    both = min(_flops(known, each) for each in _measured([known] * 2, steps=steps))
+def check(source: list[str] = SOURCE, target: list[str] = TARGET, steps: int = 8) -> list[Checked]:
+    """Predict the speed of one model from that of another and the speed of the links."""
+    alone = _flops(source, _measured([source], steps=steps)[0])
+    both = min(_flops(source, each) for each in _measured([source] * 2, steps=steps))
     link = _measured_link()
     found = []
     for what, world, settings in (
@@ -370,13 +353,13 @@ def check(known: list[str] = KNOWN, asked: list[str] = ASKED, steps: int = 8) ->
         ("2 processes, DDP", 2, []),
         ("2 processes, FSDP", 2, ["training.parallel=fsdp"]),
     ):
-        config = override(from_name("tiny/ADP-T"), [*asked, *settings])
+        config = override(from_name("tiny/ADP-T"), [*target, *settings])
         device = Device("one core", alone if world == 1 else both, 0.0)
         links = Links(inside=link, between=link, devices=2)
         case = Case(what, config, world, config.batches.tokens, device, links)
-        # gloo's threads have no core of their own here: nothing hides behind anything.
+        # gloo's threads share the cores, so nothing overlaps.
         spent = times(case).compute + times(case).exchange
-        true = _measured([[*asked, *settings]] * world, together=world > 1, steps=steps)[0]
+        true = _measured([[*target, *settings]] * world, together=world > 1, steps=steps)[0]
         found.append(Checked(what, tokens_per_second(case, spent), true))
     return found
 
@@ -386,7 +369,7 @@ def _flops(overrides: list[str], rate: float) -> float:
 
 
 def _measured(models: Sequence[list[str]], *, together: bool = False, steps: int) -> list[float]:
-    """Tokens per second of processes that run at the same time, of one run or each of its own."""
+    """Tokens per second of simultaneous processes, of one run if `together`."""
     commands = [
         [str(STEP), "--preset", "tiny/ADP-T", "--device", "cpu", "--steps", str(steps), *model]
         for model in models
@@ -395,7 +378,7 @@ def _measured(models: Sequence[list[str]], *, together: bool = False, steps: int
 
 
 def _measured_link() -> float:
-    """Bytes per second that a process sends while two of them add up a tensor."""
+    """Bytes per second that each of two processes sends in an all-reduce."""
     commands = [[str(Path(__file__)), "--link"]] * 2
     return float(_outputs(commands, True)[0])
 
@@ -420,7 +403,7 @@ def _outputs(commands: Sequence[list[str]], together: bool) -> list[str]:
         )
     outputs = [child.communicate()[0] for child in children]
     if any(child.returncode for child in children):
-        raise ValueError("a process of the measurement failed; it said why")
+        raise ValueError("a measuring process failed; see its error above")
     return outputs
 
 

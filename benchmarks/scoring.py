@@ -1,14 +1,13 @@
-"""Short sentences scored one by one, against `evaluate` on the same tokens in full blocks.
+"""Speed of scoring short sentences, compared with `evaluate` on the same tokens in full blocks.
 
     python benchmarks/scoring.py [--device cuda] [--preset wikitext-103/ADP-T] [OVERRIDES]
 
-Sentences are of 5 to 35 words, drawn by Zipf's law from a made-up vocabulary; the weights are
-random, which costs what trained ones cost. `evaluate` scores the tokens as they lie in a data
-folder, in blocks of 512. `lm.score` starts from text: it splits and looks up words, batches
-sentences by length and gives back a score per word. `rows` is `zipflm score --per word` without the
-process around it: a line of text per word as well.
+Sentences have 5 to 35 words, drawn from an artificial vocabulary by Zipf's law; the weights are
+random. `evaluate` scores tokens of a data folder in blocks of 512. `lm.score` starts from text: it
+splits and looks up words, batches sentences by length and returns a score per word. `rows` is
+`zipflm score --per word` without the start of the process.
 
-The goal: `lm.score` at 0.8 of evaluate's tokens/s or more.
+The goal is at least 0.8 of evaluate's tokens/s for `lm.score`.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from zipflm.settings import override
 BLOCK = 512
 
 
-def made_up_run(config: Config) -> LoadedRun:
+def artificial_run(config: Config) -> LoadedRun:
     size = config.vocab_size
     words = [*SPECIALS, *(f"w{number}" for number in range(size - len(SPECIALS)))]
     vocabulary = Vocabulary(words, [0] * len(SPECIALS) + list(range(size, len(SPECIALS), -1)))
-    path = Path("made-up")
+    path = Path("artificial")
     return LoadedRun(
         folder=RunFolder(path),
         checkpoint=Checkpoint(path / "checkpoints" / "update-00000000"),
@@ -58,21 +57,21 @@ def made_up_run(config: Config) -> LoadedRun:
     )
 
 
-def made_up_lines(vocabulary: Vocabulary, number: int) -> list[str]:
+def artificial_lines(vocabulary: Vocabulary, number: int) -> list[str]:
     draw = np.random.default_rng(1)
     lengths = random.Random(1).choices(range(5, 36), k=number)
-    # Zipf's law with exponent 1 is uniform in the logarithm of the rank.
+    # With exponent 1, Zipf's law is uniform in the logarithm of the rank.
     ranks = np.exp(draw.uniform(0, np.log(vocabulary.num_words), sum(lengths))).astype(int) - 1
     words = iter(vocabulary.words[len(SPECIALS) + rank] for rank in ranks.tolist())
     return [" ".join(next(words) for _ in range(length)) for length in lengths]
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -85,8 +84,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
     config = override(from_name(options.preset), options.overrides)
-    lm = TrainedModel(made_up_run(config), ScoringOptions(device=options.device, block=BLOCK))
-    lines = made_up_lines(lm.vocabulary, options.lines)
+    lm = TrainedModel(artificial_run(config), ScoringOptions(device=options.device, block=BLOCK))
+    lines = artificial_lines(lm.vocabulary, options.lines)
     ids = [lm.reader.line(line).ids for line in lines]
     tokens = TokenArray(np.concatenate(ids), np.cumsum([0, *map(len, ids)]))
     blocks = Blocks(break_mode="none", block=BLOCK)
@@ -101,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
             "rows": lambda: sum(map(len, score_files(lm, [str(text)], ScoreOptions()))),
         }
         best = dict.fromkeys(sides, float("inf"))
-        for _ in range(options.rounds + 1):  # the first one warms up; the best counts
+        for _ in range(options.rounds + 1):  # the first one warms up
             for name, work in sides.items():
                 best[name] = min(best[name], seconds(work, options.device))
     rates = {name: len(tokens) / taken for name, taken in best.items()}

@@ -1,16 +1,16 @@
-"""`zipflm serve` under load: requests per second, latencies, and whether every answer is right.
+"""`zipflm serve` under load: requests per second, latencies and correctness.
 
     python benchmarks/serving.py [--run RUN] [--seconds 10] [--requests 20000] [OVERRIDES]
 
-Everything is on this machine: a server process, and clients that keep their connections in this
-one. Without `--run` a small model is trained for a few updates on the embedded corpus first.
+The server runs in its own process, clients with persistent connections in this one. Without `--run`
+a small model is trained on the embedded corpus first.
 
-Speed: scoring of sentences of 10 to 30 words, and continuations of 5 words by 16, each as fast as
-so many clients can ask; once with batches, once with one text at a time (`--max-batch-words 1`).
-The goal: three times the requests/s at 64 clients.
+Speed: clients send requests in a loop, to score sentences of 10 to 30 words or to continue 5 words
+by 16, with batching and with one text at a time (`--max-batch-words 1`). The goal is three times
+the requests/s from batching at 64 clients.
 
-Soak: so many requests by 64 clients, in one of ten of which the client hangs up, gives up early or
-sends garbage. Every answer is compared with the library's own. The goal: none lost, none wrong.
+Soak: 64 clients send `--requests` requests. In one of ten the client disconnects, times out or
+sends garbage. Every response is compared with the library's result. None may be lost or wrong.
 """
 
 from __future__ import annotations
@@ -43,18 +43,15 @@ from zipflm.training.trainer import train
 MAX_TOKENS = 16
 TEXTS, PROMPTS = 500, 200
 TOLERANCE = 1e-4
-"""Nats of a whole text: as much as another order of adding up may change, and no wrong word."""
-
-
-# --- The model and what is asked of it. ---
+"""Nats per text, enough for a different order of additions."""
 
 
 def trained_run(
     folder: Path, preset: str, updates: int, overrides: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
-    """A run, and sentences that it has not seen."""
+    """Train a run; return it and validation sentences."""
     with corpus_texts(EMBEDDED, folder) as (texts, _):
-        paths = {split: [str(path) for path in of_split] for split, of_split in texts.items()}
+        paths = {split: [str(path) for path in files] for split, files in texts.items()}
         data = prepare(str(folder / "data"), paths, Options(min_count=3), processes=1)
         lines = texts["valid"][0].read_text(encoding="utf-8").splitlines()
     changes = [f"training.max_updates={updates}", *overrides]
@@ -64,7 +61,7 @@ def trained_run(
 
 
 class Question(NamedTuple):
-    """A request and how to tell whether an answer is right."""
+    """A request and a check of its response."""
 
     path: str
     body: bytes
@@ -86,7 +83,7 @@ def scoring_questions(lm: TrainedModel, sentences: Sequence[str]) -> list[Questi
 
 
 def writing_questions(lm: TrainedModel, sentences: Sequence[str]) -> list[Question]:
-    """Half of them take the most likely words, half draw with a seed."""
+    """Half are greedy, half sample with a seed."""
     questions = []
     for seed, sentence in enumerate(sentences):
         prompt = " ".join(sentence.split()[:5])
@@ -110,12 +107,9 @@ def writing_questions(lm: TrainedModel, sentences: Sequence[str]) -> list[Questi
     return questions
 
 
-# --- The server and its clients. ---
-
-
 @contextlib.contextmanager
 def server(run: Path, *options: str) -> Iterator[int]:
-    """`zipflm serve` in a process of its own; its port."""
+    """Run `zipflm serve` in its own process; yield its port."""
     command = [sys.executable, "-m", "zipflm", "serve", str(run), "--port", "0", *options]
     process = subprocess.Popen(
         [*command, "--device", "cpu"],
@@ -133,14 +127,14 @@ def server(run: Path, *options: str) -> Iterator[int]:
         process.terminate()
         status = process.wait(120)
         if status:
-            raise RuntimeError(f"the server ended with {status}")
+            raise RuntimeError(f"the server exited with status {status}")
     finally:
         process.kill()
         process.wait()
 
 
 class Client:
-    """One connection, kept as long as the server keeps it."""
+    """A persistent connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -151,7 +145,7 @@ class Client:
         return await self.receive()
 
     async def send(self, path: str, body: bytes, method: str = "POST", cut: int = 0) -> None:
-        """A request; without its last `cut` bytes."""
+        """Send a request without its last `cut` bytes."""
         if self._writer is None or self._writer.is_closing():
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         headers = (
@@ -169,16 +163,16 @@ class Client:
         await self._writer.drain()
 
     async def receive(self) -> tuple[int, bytes]:
-        """The status and the body of an answer."""
+        """The status and body of a response."""
         head = await self._reader.readuntil(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
         length = re.search(rb"(?i)content-length: (\d+)", head)
         body = await self._reader.readexactly(int(length[1])) if length else b""
         if b"connection: close" in head.lower():
-            await self.hang_up()
+            await self.disconnect()
         return status, body
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError):
@@ -192,15 +186,10 @@ async def client_of(port: int) -> AsyncIterator[Client]:
     try:
         yield client
     finally:
-        await client.hang_up()
-
-
-# --- How fast. ---
+        await client.disconnect()
 
 
 class Speed:
-    """What some clients saw."""
-
     def __init__(self) -> None:
         self.seconds = 0.0
         self.latencies: list[float] = []
@@ -216,38 +205,38 @@ class Speed:
         return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-async def measured(port: int, questions: Sequence[Question], clients: int, seconds: float) -> Speed:
-    """Every client asks one question after the other, until the time is up."""
+async def measure(port: int, questions: Sequence[Question], clients: int, seconds: float) -> Speed:
+    """Let each client send one request after the other until the time is up."""
     speed = Speed()
-    begun = time.perf_counter()
+    start = time.perf_counter()
 
     async def ask(number: int) -> None:
         draw = random.Random(number)
         async with client_of(port) as client:
-            while time.perf_counter() - begun < seconds:
+            while time.perf_counter() - start < seconds:
                 question = draw.choice(questions)
-                asked = time.perf_counter()
+                sent = time.perf_counter()
                 status, body = await client.ask(question.path, question.body)
-                speed.latencies.append(time.perf_counter() - asked)
+                speed.latencies.append(time.perf_counter() - sent)
                 speed.wrong += status != 200 or not question.is_right(json.loads(body))
 
     await asyncio.gather(*map(ask, range(clients)))
-    speed.seconds = time.perf_counter() - begun
+    speed.seconds = time.perf_counter() - start
     return speed
 
 
 def speeds(
     run: Path, kinds: dict[str, list[Question]], clients: Sequence[int], seconds: float
 ) -> dict[tuple[str, str, int], Speed]:
-    """With and without batches in turn, so that whatever else the machine does slows both."""
+    """Alternate between batching and not, so that other load on the machine affects both."""
     found = {}
     with server(run) as batching, server(run, "--max-batch-words", "1") as single:
         for kind, questions in kinds.items():
             for port in (batching, single):
-                asyncio.run(measured(port, questions, 2, min(seconds, 1)))  # warms up
+                asyncio.run(measure(port, questions, 2, min(seconds, 1)))  # warms up
             for number in clients:
                 for how, port in (("batches", batching), ("one by one", single)):
-                    speed = asyncio.run(measured(port, questions, number, seconds))
+                    speed = asyncio.run(measure(port, questions, number, seconds))
                     found[kind, how, number] = speed
                     print(_row(kind, how, number, speed), flush=True)
     return found
@@ -261,11 +250,8 @@ def _row(kind: str, batching: str, clients: int, speed: Speed) -> str:
     )
 
 
-# --- How reliable. ---
-
-
 async def soak(port: int, questions: Sequence[Question], number: int, clients: int) -> Counter[str]:
-    """So many requests, one in ten of them by a client that misbehaves; what became of them."""
+    """Send `number` requests, one in ten by a misbehaving client; count the outcomes."""
     outcome: Counter[str] = Counter()
     left = iter(range(number))
 
@@ -286,7 +272,7 @@ async def soak(port: int, questions: Sequence[Question], number: int, clients: i
                 except (OSError, EOFError, TimeoutError) as error:
                     outcome["lost"] += 1
                     outcome[f"lost: {error!r}"[:80]] += 1
-                    await client.hang_up()
+                    await client.disconnect()
                     continue
                 if status == 200 and question.is_right(json.loads(body)):
                     outcome["right"] += 1
@@ -298,20 +284,20 @@ async def soak(port: int, questions: Sequence[Question], number: int, clients: i
     return outcome
 
 
-async def _hangs_up(client: Client, question: Question, draw: random.Random) -> bool:
-    """Asks and is gone."""
+async def _disconnects(client: Client, question: Question, draw: random.Random) -> bool:
+    """Send a request and disconnect."""
     await client.send(question.path, question.body)
-    await client.hang_up()
+    await client.disconnect()
     return True
 
 
 async def _gives_up(client: Client, question: Question, draw: random.Random) -> bool:
-    """Waits, but not long enough."""
+    """Disconnect after a short time."""
     await client.send(question.path, question.body)
     with contextlib.suppress(TimeoutError, OSError, EOFError):
         async with asyncio.timeout(draw.random() * 0.02):
             await client.receive()
-    await client.hang_up()
+    await client.disconnect()
     return True
 
 
@@ -321,29 +307,29 @@ async def _leaves_a_stream(client: Client, question: Question, draw: random.Rand
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.05):
             await client._reader.readuntil(b"data: ")
-    await client.hang_up()
+    await client.disconnect()
     return True
 
 
 async def _sends_half(client: Client, question: Question, draw: random.Random) -> bool:
     await client.send(question.path, question.body, cut=draw.randrange(1, len(question.body)))
-    await client.hang_up()
+    await client.disconnect()
     return True
 
 
 async def _sends_noise(client: Client, question: Question, draw: random.Random) -> bool:
-    """No HTTP at all."""
+    """Send bytes that are not HTTP."""
     await client.send_raw(b"\x00" + draw.randbytes(50) + b"\r\n\r\n")
     with contextlib.suppress(OSError, EOFError):
         status, _ = await client.receive()
-        await client.hang_up()
+        await client.disconnect()
         return status == 400
-    await client.hang_up()
+    await client.disconnect()
     return True
 
 
 async def _sends_garbage(client: Client, question: Question, draw: random.Random) -> bool:
-    """JSON, or nearly, that means nothing: to be answered with a reason."""
+    """Send invalid JSON or invalid fields; the response must explain the error."""
     place = draw.randrange(len(question.body))
     bodies = [
         question.body[:place],
@@ -359,7 +345,7 @@ async def _sends_garbage(client: Client, question: Question, draw: random.Random
 
 Misbehaviour = Callable[[Client, Question, random.Random], Awaitable[bool]]
 MISBEHAVIOUR: list[tuple[str, Misbehaviour]] = [
-    ("hung up", _hangs_up),
+    ("hung up", _disconnects),
     ("gave up", _gives_up),
     ("left a stream", _leaves_a_stream),
     ("sent half", _sends_half),
@@ -369,7 +355,7 @@ MISBEHAVIOUR: list[tuple[str, Misbehaviour]] = [
 
 
 async def left_over(port: int) -> dict[str, float]:
-    """What the server still has to do; nothing, a moment after the last client."""
+    """Work left in the server after the last client, and internal errors; should be none."""
     async with client_of(port) as client:
         for _ in range(100):
             _, body = await client.ask("/metrics", b"", "GET")
@@ -387,7 +373,7 @@ async def left_over(port: int) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--run", type=Path, help="a run of words; trained here unless given")
+    parser.add_argument("--run", type=Path, help="a run of words (default: train one)")
     parser.add_argument("--text", type=Path, help="sentences for --run, one per line")
     parser.add_argument("--preset", default="tiny/ADP-T")
     parser.add_argument("--updates", type=int, default=60)
@@ -424,19 +410,19 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{kind}: batches gain {gains[kind]} times at {clients[-1]} clients")
         outcome: Counter[str] = Counter()
         if options.requests:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             with server(run) as port:
                 mixed = scoring * 3 + writing
                 outcome = asyncio.run(soak(port, mixed, options.requests, clients[-1]))
                 left = asyncio.run(left_over(port))
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             print(f"{options.requests:,} requests in {seconds:.0f} s: {dict(outcome)}")
             print(f"left over: {left}")
             outcome["left over"] = int(sum(left.values()))
         wrong = sum(speed.wrong for speed in found.values())
     print(json.dumps({"gains": gains, "wrong": wrong + outcome["wrong"], "lost": outcome["lost"]}))
     if wrong or outcome["wrong"] or outcome["lost"] or outcome["left over"]:
-        raise SystemExit("answers were lost or wrong")
+        raise SystemExit("responses were lost or wrong")
 
 
 def _machine() -> str:

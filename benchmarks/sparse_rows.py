@@ -1,10 +1,10 @@
-"""What an update of an input table costs, by the number of its rows.
+"""Time of an update of an input table, by number of rows.
 
     python benchmarks/sparse_rows.py [--rows 100000 2000000] [--tokens 4096] [--json FILE]
 
 Forward, backward, norm and optimizer of one table, with dense gradients and with sparse ones
-(`input.sparse`). With sparse gradients the time should not depend on the rows: the ratio of the
-last line is the time with most rows divided by that with fewest.
+(`input.sparse`). With sparse gradients the time should not depend on the number of rows: the last
+line prints the time with most rows divided by the time with fewest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def update_of(layer: FixedEmbedding, words: Tensor) -> Callable[[], None]:
-    """Makes one update, as training does."""
+    """A function that makes one training update."""
     all_optimizers = optimizers.build(AdamW(), _Model(layer))
     optimizers.set_rates(all_optimizers, 0.01)
 
@@ -45,7 +45,7 @@ def update_of(layer: FixedEmbedding, words: Tensor) -> Callable[[], None]:
 
 
 class _Model(nn.Module):
-    """A layer among others: an optimizer of dense gradients needs something to do."""
+    """The layer and a dense parameter, which the dense optimizer requires."""
 
     def __init__(self, layer: FixedEmbedding) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Model(nn.Module):
 
 def seconds(update: Callable[[], None], rounds: int, device: torch.device) -> float:
     taken = []
-    for _ in range(rounds + 2):  # the first ones make the optimizer's state
+    for _ in range(rounds + 2):  # the first two create the optimizer's state
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
@@ -63,7 +63,7 @@ def seconds(update: Callable[[], None], rounds: int, device: torch.device) -> fl
         if device.type == "cuda":
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
-    return min(taken[2:])  # the others may have waited for the machine
+    return min(taken[2:])  # the least disturbed one
 
 
 def measure(
@@ -71,7 +71,7 @@ def measure(
 ) -> dict[str, Any]:
     found: list[Row] = []
     for number in rows:
-        # The same words whatever the table: of a Zipfian text, two thirds are frequent anyway.
+        # The same words for every table.
         words = torch.randint(min(rows), (tokens,), generator=torch.manual_seed(0)).to(device)
         for kind in ("dense", "sparse"):
             layer = FixedEmbedding(number, dim, dim, sparse=kind == "sparse").to(device)
@@ -99,8 +99,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, help="on a CPU")
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     if options.threads is not None:

@@ -1,12 +1,12 @@
-"""Every speed that the package claims, on the device at hand, each beside its yardstick.
+"""Measure every documented speed on this device, next to a baseline.
 
     python benchmarks/speed.py [--only steps loss ...] [--json FILE]
 
-Whole training steps of the paper's models as `zipflm train` makes them; the output layers, the
-input layer and the update by themselves. Yardsticks: the adaptive softmax in the style of the
-published code (written anew), PyTorch's own, a full softmax in compiled chunks, and kernels of
-other packages where they can be imported. WikiText-103 sizes on a GPU, in bfloat16 with the paper's
-dropouts; on a CPU smaller ones in float32, of which only ratios mean something.
+Measures whole training steps of the paper's models, and the output layers, the input layer and the
+optimizer separately. Baselines are a rewrite of the published adaptive softmax, PyTorch's own, a
+full softmax in compiled chunks, and kernels of other packages if they are installed. A GPU runs
+WikiText-103 sizes in bfloat16 with the paper's dropout; a CPU runs smaller sizes in float32, of
+which only the ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from zipflm.training.nesterov import NesterovMomentum
 
 
 class Size(NamedTuple):
-    """What is measured on a kind of device."""
+    """Problem sizes for a type of device."""
 
     tokens: int
     bands: Bands
     full_width: int
     rounds: int
     steps: tuple[tuple[str, int], ...]
-    """Presets, and tokens of an update."""
+    """Presets and tokens per update."""
 
 
 SIZES = {
@@ -76,7 +76,7 @@ SIZES = {
     ),
 }
 
-# Of WikiText-103's tokens, how many are words of each band.
+# Shares of WikiText-103's tokens in each band.
 SHARES = (0.90, 0.07, 0.03)
 
 Row = dict[str, Any]
@@ -87,9 +87,9 @@ def main(arguments: list[str] | None = None) -> None:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, choices=["cuda", "cpu"])
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rounds", type=int, help="measurements, of which the median counts")
-    parser.add_argument("--presets", nargs="*", help="steps of these only, e.g. wikitext-103/ADP-T")
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
+    parser.add_argument("--rounds", type=int, help="number of measurements; the median is reported")
+    parser.add_argument("--presets", nargs="*", help="only measure steps of these presets")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(arguments)
     size, device = SIZES[options.device], torch.device(options.device)
     rounds = options.rounds or size.rounds
@@ -112,9 +112,6 @@ def _facts(device: str) -> dict[str, str]:
     return {"device": name, "torch": torch.__version__, "commit": git.stdout.strip() or "unknown"}
 
 
-# --- Parts. ---
-
-
 def steps(
     size: Size, device: torch.device, rounds: int, presets: list[str] | None
 ) -> Iterator[Row]:
@@ -128,7 +125,7 @@ def steps(
             limits += ["training.compile=true", "training.dtype=bfloat16"]
         config = override(config, limits)
         with distributed.started(device.type) as process:
-            # What spells each distinct word once depends on how often words come again.
+            # Character input computes each unique word once, so repetitions matter.
             text = real_tokens if config.input.spells_words else random_tokens
             result = measure(config, process, 2 * rounds, text)
         yield {
@@ -143,7 +140,7 @@ def steps(
 
 
 def loss(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[Row]:
-    """The adaptive softmax, tied, with dropout in the tails, forward and backward."""
+    """The tied adaptive softmax with tail dropout, forward and backward."""
     bands = size.bands
     embedding = AdaptiveEmbedding(bands).to(device)
     ours = AdaptiveSoftmax(
@@ -154,14 +151,14 @@ def loss(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[R
     ).to(device, _dtype(device))
     hidden = torch.randn(size.tokens, bands.dim, device=device).to(_dtype(device))
     hidden.requires_grad_()
-    usual = _targets(bands, size.tokens, device)
+    targets = _targets(bands, size.tokens, device)
     sides: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], nn.Module]] = {
         "zipflm": (torch.compile(ours) if device.type == "cuda" else ours, embedding),
         "published style": (lambda h, t: published_loss(ours, h, t), embedding),
         "nn.AdaptiveLogSoftmaxWithLoss": (partial(_without_autocast, torchs), torchs),
     }
     for name, (side, owner) in sides.items():
-        total = partial(side, hidden, usual)
+        total = partial(side, hidden, targets)
         yield {"what": name} | _timed(total, device, rounds, owner, hidden)
     for band in range(1, bands.num_bands):
         alone = torch.randint(*bands.edges[band : band + 2], (size.tokens,), device=device)
@@ -174,8 +171,8 @@ def embedding(size: Size, device: torch.device, rounds: int, _: object) -> Itera
     """The input layer, forward and backward."""
     layer = AdaptiveEmbedding(size.bands).to(device)
     words = _targets(size.bands, size.tokens, device)
-    grown = torch.compile(layer) if device.type == "cuda" else layer
-    yield {"what": "zipflm"} | _timed(lambda: grown(words).sum(), device, rounds, layer)
+    compiled = torch.compile(layer) if device.type == "cuda" else layer
+    yield {"what": "zipflm"} | _timed(lambda: compiled(words).sum(), device, rounds, layer)
     yield {"what": "published style"} | _timed(
         lambda: published_embedding(layer, words).sum(), device, rounds, layer
     )
@@ -198,7 +195,7 @@ def full(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[R
 
 
 def update(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[Row]:
-    """Nesterov's momentum over the weights of `wikitext-103/ADP-T`, without its decoder's names."""
+    """Nesterov momentum on weights of the sizes of `wikitext-103/ADP-T`."""
     bands = size.bands
     shapes = [*zip(bands.sizes, bands.widths, strict=True)] + [(1024, 12_288)] * 16
     params = [nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
@@ -226,11 +223,8 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
 }
 
 
-# --- Yardsticks. ---
-
-
 def published_loss(layer: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Logits of the head for all tokens and of every tail for its own, found by asking."""
+    """Logits of the head for all tokens, and of every tail for its own (synchronizes)."""
     bands = layer.bands
     head_targets = targets.clone()
     total = hidden.new_zeros((), dtype=torch.float32)
@@ -241,21 +235,21 @@ def published_loss(layer: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> T
             logits = F.linear(layer._project_tail(hidden[inside], band), layer._table(band))
             within = targets[inside] - bands.edges[band]
             total = total + F.cross_entropy(logits.float(), within, reduction="sum")
-    logits = F.linear(hidden, layer._head_weight())
+    logits = F.linear(hidden, torch.cat([layer._table(0), layer.clusters]))
     return total + F.cross_entropy(logits.float(), head_targets, reduction="sum")
 
 
 def _without_autocast(
     layer: nn.AdaptiveLogSoftmaxWithLoss, hidden: Tensor, targets: Tensor
 ) -> Tensor:
-    """PyTorch's layer mixes up its dtypes under autocast; its weights are of low precision here."""
+    """PyTorch's layer does not support autocast, so its weights have low precision."""
     with torch.autocast(hidden.device.type, enabled=False):
         total: Tensor = layer(hidden, targets).loss
     return total
 
 
 def published_embedding(layer: AdaptiveEmbedding, words: Tensor) -> Tensor:
-    """Every band's words looked up, projected and put into their places, found by asking."""
+    """Look up and project the words of every band (synchronizes)."""
     hidden = torch.zeros(
         *words.shape, layer.out_dim, device=words.device, dtype=_dtype(words.device)
     )
@@ -306,11 +300,8 @@ def _others(hidden: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Callab
     return sides
 
 
-# --- Measuring. ---
-
-
 def _targets(bands: Bands, number: int, device: torch.device) -> Tensor:
-    """Words of every band as often as in WikiText-103, mixed."""
+    """Shuffled words, with each band as frequent as in WikiText-103."""
     counts = [round(share * number) for share in SHARES[1:]]
     counts = [number - sum(counts), *counts]
     parts = [
@@ -327,7 +318,7 @@ def _timed(
     owner: nn.Module,
     *inputs: Tensor,
 ) -> Row:
-    """Forward and backward of a sum, with fresh gradients, in the device's precision."""
+    """Time forward and backward in the precision of the device."""
 
     def step() -> None:
         owner.zero_grad(set_to_none=True)
@@ -357,11 +348,11 @@ def _times(step: Callable[[], Any], device: torch.device, rounds: int) -> Row:
 def _seconds(step: Callable[[], Any], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     step()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _dtype(device: torch.device) -> torch.dtype:

@@ -1,12 +1,11 @@
-"""Where the time of a training step goes: data, forward, backward, update.
+"""Time of a training step, split into data, forward, backward and update.
 
     python benchmarks/training_step.py --preset tiny/ADP-T --device cpu
     python benchmarks/training_step.py --preset wikitext-103/ADP-T --recipe modern --device cuda
 
-Trains on random ids drawn by Zipf's law, or on real text, which repeats itself more, with the
-package's own loader and step, and prints JSON. First it times whole steps as in training, then each
-part by itself, waiting for the device after each. The time for data is how long the loop waits for
-the loader, which works in the background.
+Trains on ids drawn by Zipf's law, or on real text, which repeats words more, and prints JSON. First
+it times whole steps, then each part separately, synchronizing after each. Data loading runs in the
+background; its time is how long the loop waits for it.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from zipflm.training.step import build_learner
 from zipflm.training.stream import Stream, accumulation
 
 Text = Callable[[int, int], TokenArray]
-"""Size of the vocabulary and number of tokens -> that many."""
+"""vocab_size, number of tokens -> tokens"""
 
 PARTS = ("data", "forward", "backward", "update")
 
 
 def real_tokens(vocab_size: int, number: int) -> TokenArray:
-    """The text that comes with the package, ids by frequency: it repeats itself as text does."""
+    """The text that comes with the package, repeated, with ids by frequency."""
     lines = (line for address in addresses() for line in sentences(address))
     words = [word for line in lines for word in line.split()]
     ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common())}
@@ -53,14 +52,14 @@ def real_tokens(vocab_size: int, number: int) -> TokenArray:
 
 
 def random_tokens(vocab_size: int, number: int) -> TokenArray:
-    """Ids by Zipf's law, in sentences of 25."""
+    """Ids drawn by Zipf's law, in sentences of 25."""
     random = np.random.default_rng(0)
     ids = np.exp(random.uniform(0, np.log(vocab_size - 4), number)).astype(np.int64) + 3
     return TokenArray.of(np.array_split(ids, max(number // 25, 1)))
 
 
 def fake_vocabulary(config: Config) -> Vocabulary:
-    """Of the right size, which is all that building a model needs."""
+    """A vocabulary of the right size for building a model."""
     words = [f"w{number}" for number in range(config.vocab_size - 4)]
     counts = [config.vocab_size - number for number in range(config.vocab_size - 4)]
     return Vocabulary(["<s>", "<pad>", "</s>", "<unk>", *words], [0, 0, 0, 0, *counts])
@@ -75,7 +74,7 @@ def measure(
     stream = Stream(config, tokens, process, Place(), config.batches.block)
     updates = Updates(learner, config)
     optimizers.set_rates(learner.optimizers, 1e-3)
-    for _ in range(5):  # compiling, allocating, filling the loader, recording
+    for _ in range(5):  # compiles, allocates, fills the loader, records the graph
         updates([stream.next() for _ in range(num_batches)])
     whole = _whole_steps(learner, updates, stream, num_batches, steps)
     parts = _parts(learner, stream, num_batches, steps)
@@ -95,9 +94,9 @@ def measure(
 def _whole_steps(
     learner: step.Learner, updates: Updates, stream: Stream, num_batches: int, steps: int
 ) -> dict[str, float]:
-    """As the training loop does it."""
+    """Time whole steps as in the training loop."""
     results = step.ResultReader()
-    _wait(learner.process.device)
+    _synchronize(learner.process.device)
     start, data = time.perf_counter(), 0.0
     for _ in range(steps):
         before = time.perf_counter()
@@ -105,19 +104,19 @@ def _whole_steps(
         data += time.perf_counter() - before
         results.send(updates(batches))
     results.drain()
-    _wait(learner.process.device)
+    _synchronize(learner.process.device)
     return {"seconds": time.perf_counter() - start, "data": data}
 
 
 def _parts(learner: step.Learner, stream: Stream, num_batches: int, steps: int) -> dict[str, float]:
-    """Seconds in each part, waiting for the device after every one."""
+    """Seconds in each part, synchronizing after each."""
     device = learner.process.device
     spent = dict.fromkeys(PARTS, 0.0)
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()
         result = work()
-        _wait(device)
+        _synchronize(device)
         spent[name] += time.perf_counter() - start
         return result
 
@@ -132,7 +131,7 @@ def _parts(learner: step.Learner, stream: Stream, num_batches: int, steps: int) 
     return spent
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -143,7 +142,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--recipe", default="paper")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--real-text", action="store_true", help="that comes with the package")
+    parser.add_argument(
+        "--real-text", action="store_true", help="train on the text that comes with the package"
+    )
     parser.add_argument("overrides", nargs="*", help="e.g. batches.tokens=16384")
     options = parser.parse_args(arguments)
     config = apply(options.recipe, from_name(options.preset), dataset_of(options.preset))

@@ -2,7 +2,7 @@
 
 from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, preset
 from zipflm.presets.recipes import RECIPES, apply
-from zipflm.settings import as_override, field_docs, fields_of, in_words, override
+from zipflm.settings import as_override, describe_type, field_docs, fields_of, override
 
 CONFIGS = [
     apply(recipe, preset(dataset, factorization), dataset_of(dataset))
@@ -30,7 +30,8 @@ def test_help_is_inherited_and_may_be_replaced():
     assert docs["lr"].startswith("Of everything") and docs["momentum"] == "Of Muon."
 
 
-def test_types_and_values_in_words():
-    assert in_words(int | None) == "a whole number or none"
-    assert in_words(tuple[tuple[float, int], ...]) == "a:b with commas"
+def test_describes_types_and_values():
+    assert describe_type(int | None) == "a whole number or none"
+    pairs = describe_type(tuple[tuple[float, int], ...])
+    assert pairs == "comma-separated groups a:b of numbers"
     assert as_override(True) == "true" and as_override(()) == "none"

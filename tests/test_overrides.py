@@ -1,4 +1,4 @@
-"""Overrides change only what they name, and say what is right when they are wrong."""
+"""`key=value` overrides, and error messages for invalid ones."""
 
 from dataclasses import dataclass
 from itertools import permutations
@@ -20,7 +20,7 @@ from zipflm.settings import override
 CONFIG = preset("tiny", "ADP-T")
 
 
-def test_overrides_are_parsed_by_the_fields_type():
+def test_parses_values_by_field_type():
     changed = override(
         CONFIG,
         [
@@ -41,7 +41,7 @@ def test_overrides_are_parsed_by_the_fields_type():
     assert changed.input == CONFIG.input
 
 
-def test_a_rate_for_all_tails_or_one_for_each():
+def test_tail_dropout_takes_one_rate_or_one_per_tail():
     def rates(text):
         return override(CONFIG, [f"output.tail_dropout={text}"]).output.tail_dropout
 
@@ -50,7 +50,7 @@ def test_a_rate_for_all_tails_or_one_for_each():
         rates("0.1,0.2,0.3")
 
 
-def test_fields_that_must_agree_can_change_together():
+def test_dependent_fields_can_change_together():
     changed = override(CONFIG, ["input.cutoffs=9,99", "output.cutoffs=9,99"])
     assert changed.output_bands == changed.input_bands
 
@@ -65,6 +65,9 @@ def test_fields_that_must_agree_can_change_together():
         ("decoder.num_layers=three", "decoder.num_layers='three': expected a whole number"),
         ("decoder.num_layers=2.5", "decoder.num_layers='2.5': expected a whole number"),
         ("decoder.dropout=high", "decoder.dropout='high': expected a number"),
+        ("input.cutoffs=10,y", "input.cutoffs='y': expected a whole number"),
+        ("training.stages=0.3", "='0.3': expected comma-separated groups a:b of numbers"),
+        ("training.stages=0.3:x", "='0.3:x': expected comma-separated groups a:b of numbers"),
         ("decoder.final_norm=maybe", "expected true or false"),
         ("decoder.positions=learned", "choose from sinusoidal, rotary"),
         ("tie=all", "choose from none, embeddings, projections, head"),
@@ -83,14 +86,14 @@ def test_fields_that_must_agree_can_change_together():
     ],
     ids=lambda text: ascii(text)[:40],
 )
-def test_a_wrong_override_says_what_is_right(assignment, message):
+def test_invalid_overrides_explain_what_is_expected(assignment, message):
     with pytest.raises(ValueError) as error:
         override(CONFIG, [assignment])
-    said = str(error.value)
-    assert message in said and len(said) < 600 and said.isprintable()
+    text = str(error.value)
+    assert message in text and len(text) < 600 and text.isprintable()
 
 
-def test_a_key_of_another_kind_is_not_proposed_again():
+def test_does_not_suggest_the_unknown_key_itself():
     lstm = ["decoder=LSTMDecoder", "decoder.hidden_dim=64", "decoder.num_heads=3"]
     with pytest.raises(ValueError, match="unknown key decoder.num_heads: ") as error:
         override(CONFIG, lstm)
@@ -107,7 +110,7 @@ TOGETHER = {
         c.training.optimizer == AdamW(lr=3e-4)
     ),
     "training.optimizer=Muon training.optimizer.beta2=0.9": lambda c: (
-        c.training.optimizer == Muon(beta2=0.9)  # not with Nesterov's momentum, a default there
+        c.training.optimizer == Muon(beta2=0.9)  # without Nesterov's default momentum
     ),
     "training.schedule=WarmupDecay training.schedule.warmup=0.1": lambda c: (
         c.training.schedule == WarmupDecay(warmup=0.1)
@@ -116,12 +119,12 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("assignments", TOGETHER)
-def test_variants_and_their_fields_come_in_any_order(assignments):
+def test_classes_and_their_fields_can_be_set_in_any_order(assignments):
     for order in permutations(assignments.split()):
         assert TOGETHER[assignments](override(CONFIG, order)), order
 
 
-def test_a_variant_keeps_what_was_set_and_it_has_too():
+def test_new_class_keeps_common_fields_that_were_set():
     modern = override(CONFIG, ["training.optimizer=Muon", "training.optimizer.table_lr=0.5"])
     changed = override(modern, ["training.optimizer=AdamW"])
     assert changed.training.optimizer == AdamW(table_lr=0.5)
@@ -129,7 +132,7 @@ def test_a_variant_keeps_what_was_set_and_it_has_too():
     assert bands.input == FixedInput(dim=CONFIG.input.dim)
 
 
-def test_what_a_variant_lacks_is_named():
+def test_names_missing_fields_of_a_new_class():
     plain = preset("tiny", "SM")
     with pytest.raises(ValueError, match=r"^input.cutoffs: missing.* add input.cutoffs="):
         override(plain, ["input=AdaptiveInput"])
@@ -142,6 +145,6 @@ class Optional:
     limit: int | None = None
 
 
-def test_optional_fields_take_none():
+def test_optional_fields_accept_none():
     assert override(Optional(limit=3), ["limit=none"]).limit is None
     assert override(Optional(), ["limit=4"]).limit == 4

@@ -7,29 +7,29 @@ from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, from_name, vari
 from zipflm.settings import override
 
 
-def test_billion_word_shares_embeddings_and_wikitext_projections_too():
+def test_tying_of_both_datasets():
     assert preset("billion-word", "ADP-T").tie is Tie.EMBEDDINGS
     assert preset("wikitext-103", "ADP-T").tie is Tie.PROJECTIONS
 
 
-def test_bands_follow_the_width_of_the_very_large_model():
+def test_bands_scale_with_the_very_large_decoder():
     bands = preset("billion-word", "ADP-T", size="very-large").output_bands
     assert bands.widths == (1536, 384, 96)
 
 
-def test_plain_word_tables_are_as_wide_as_in_section_5_2():
+def test_word_tables_have_the_widths_of_section_5_2():
     for dataset, dim in (("wikitext-103", 512), ("billion-word", 64)):
         for factorization in ("SM", "SM-T"):
             config = preset(dataset, factorization)
             assert config.input.dim == config.output.dim == dim
 
 
-def test_names_are_those_of_the_command_line():
+def test_configs_carry_their_preset_names():
     names = ["tiny/ADP-T", "billion-word/ADP-T/very-large", "wikitext-103/ASM/input-128"]
     assert [from_name(name).name for name in names] == names
 
 
-def test_tokens_an_update_are_the_papers():
+def test_tokens_per_update_match_the_paper():
     def tokens(*names, **options):
         return preset(*names, **options).training.tokens_per_update
 
@@ -53,12 +53,12 @@ def test_tokens_an_update_are_the_papers():
         ("wikitext-103/ADP-T/base/fairseq/more", r"write dataset/factorization\[/size\]"),
     ],
 )
-def test_unknown_names_list_the_known(name, message):
+def test_unknown_names_list_choices(name, message):
     with pytest.raises(ValueError, match=message):
         from_name(name)
 
 
-def test_names_of_variants_are_those_that_a_preset_takes():
+def test_variants_can_be_loaded_by_name():
     assert variants("tiny", "ADP-T") == ("gcnn", "lstm", "qrnn")
     for name in variants("wikitext-103", "SM"):
         assert from_name(f"wikitext-103/SM/{name}").name == f"wikitext-103/SM/{name}"
@@ -71,21 +71,21 @@ def test_names_of_variants_are_those_that_a_preset_takes():
         ("billion-word/GCNN-14B", 428),
         # Printed as 1.04 billion.
         ("billion-word/LSTM-8192-1024", 1035),
-        # Printed as 151, which is what a window of one word gives (docs/reproduction/paper.md).
+        # Printed as 151, which corresponds to a window of one word (docs/reproduction/paper.md).
         ("wikitext-103/QRNN", 154),
         ("wikitext-103/QRNN decoder.window=1", 151),
         ("wikitext-103/GCNN-8", 150),
         ("wikitext-103/LSTM-1024", 327),
     ],
 )
-def test_published_rivals_have_the_parameters_that_were_printed(name, millions):
+def test_rivals_have_published_parameter_counts(name, millions):
     name, *overrides = name.split()
     config = override(from_name(name), overrides)
     assert config.name == name
     assert round(config.num_params() / 1e6) == millions
 
 
-def test_published_rivals_have_neither_sizes_nor_variants():
+def test_rivals_have_no_sizes_or_variants():
     for name in ("wikitext-103/GCNN-14/large", "wikitext-103/GCNN-14/lstm"):
         with pytest.raises(ValueError, match="GCNN-14 has"):
             from_name(name)
@@ -93,16 +93,17 @@ def test_published_rivals_have_neither_sizes_nor_variants():
 
 @pytest.mark.parametrize("dataset", ["toy", "tiny", "demo", "small", "wikitext-2"])
 @pytest.mark.parametrize("decoder", ["gcnn", "lstm", "qrnn"])
-def test_other_decoders_of_a_preset_have_about_as_many_parameters(dataset, decoder):
+def test_other_decoders_have_similar_parameter_counts(dataset, decoder):
     theirs, ours = preset(dataset, "ADP-T"), preset(dataset, "ADP-T", variant=decoder)
     sizes = [sum(config.decoder.params().values()) for config in (theirs, ours)]
-    # The smallest convolutions that see more than a few words have two blocks.
-    within = 1.0 if (dataset, decoder) == ("toy", "gcnn") else 0.12
-    assert sizes[1] == pytest.approx(sizes[0], rel=within)
+    # The smallest convolutional decoder has two blocks.
+    tolerance = 1.0 if (dataset, decoder) == ("toy", "gcnn") else 0.12
+    assert sizes[1] == pytest.approx(sizes[0], rel=tolerance)
     assert ours.input == theirs.input and ours.output == theirs.output
 
 
-def test_every_preset_is_the_factorization_that_it_is_called():
+def test_every_preset_has_the_factorization_in_its_name():
+    assert FACTORIZATIONS == ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
     for dataset in DATASETS:
         words = preset(dataset, "ADP-T").vocab_size
         for factorization in FACTORIZATIONS:
@@ -114,14 +115,10 @@ def test_every_preset_is_the_factorization_that_it_is_called():
                 assert replace(config, name="mine").factorization(unit) == factorization
 
 
-def test_a_name_leads_to_its_dataset():
+def test_finds_dataset_of_a_preset_name():
     paper = {name for name in DATASETS if dataset_of(f"{name}/ADP-T").is_of_the_paper}
     assert paper == {"wikitext-103", "billion-word"}
-    assert {name for name in DATASETS if dataset_of(name).is_for_a_cpu} == {
-        "toy",
-        "tiny",
-        "demo",
-        "small",
-    }
+    cpu = {name for name in DATASETS if dataset_of(name).is_for_a_cpu}
+    assert cpu == {"toy", "tiny", "demo", "small"}
     with pytest.raises(ValueError, match="dataset='mine': choose from wikitext-103, billion-word"):
         dataset_of("mine/ADP-T")

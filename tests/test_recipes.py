@@ -1,4 +1,4 @@
-"""Recipes and vocabularies change a preset only where they should."""
+"""Recipes, and fitting presets to a vocabulary."""
 
 from dataclasses import replace
 
@@ -25,19 +25,19 @@ def test_every_preset_works_with_both_recipes():
 
 
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
-def test_a_modern_model_is_as_large_as_its_config_says(factorization):
+def test_modern_parameter_count_matches_built_model(factorization):
     modern = apply("modern", preset("wikitext-103", factorization), dataset_of("wikitext-103"))
     with torch.device("meta"):
         model = LanguageModel(modern)
     assert sum(p.numel() for p in model.parameters()) == modern.num_params()
 
 
-def test_an_unknown_recipe_is_refused():
+def test_rejects_unknown_recipes():
     with pytest.raises(ValueError, match="choose from paper, modern"):
         apply("ancient", preset("tiny"), dataset_of("tiny"))
 
 
-def test_modern_compiles_what_is_worth_compiling():
+def test_modern_compiles_models_for_gpus():
     for dataset, facts in DATASETS.items():
         training = apply("modern", preset(dataset), facts).training
         assert training.compile is not facts.is_for_a_cpu
@@ -46,32 +46,31 @@ def test_modern_compiles_what_is_worth_compiling():
 
 @pytest.mark.parametrize("recipe", ["paper", "modern"])
 @pytest.mark.parametrize("dataset", ["wikitext-103", "wikitext-2"])
-def test_a_cpu_gets_float32_unless_another_precision_is_asked_for(dataset, recipe):
+def test_cpu_defaults_to_float32(dataset, recipe):
     name, size = f"{dataset}/ADP-T", preset(dataset).vocab_size
     assert resolve(name, recipe, [], size).training.dtype != "float32"
     assert resolve(name, recipe, [], size, on_cpu=True).training.dtype == "float32"
-    asked = ["training.dtype=bfloat16"]
-    other = resolve(name, recipe, asked, size, on_cpu=True)
+    other = resolve(name, recipe, ["training.dtype=bfloat16"], size, on_cpu=True)
     assert other.training.dtype == "bfloat16"
-    # A run that is continued keeps its own.
+    # Resumed runs keep their dtype.
     assert resolve(name, recipe, [], size, on_cpu=True, held=other) == other
 
 
 @pytest.mark.parametrize("recipe", ["paper", "modern"])
 @pytest.mark.parametrize("name", ["wikitext-103/ADP-T", "wikitext-103/ADP/fairseq", "tiny/ADP-T"])
-def test_a_name_of_ones_own_changes_the_name_alone(name, recipe):
+def test_custom_name_changes_only_the_name(name, recipe):
     for mine in ("mine", "tiny/ADP-T", "wikitext-103/ADP-T"):
         named = resolve(name, recipe, [f"name={mine}"], 170_000)
         assert named.name == mine
         assert replace(named, name=name) == resolve(name, recipe, [], 170_000)
 
 
-def test_a_model_without_cutoffs_fits_any_vocabulary():
+def test_model_without_cutoffs_fits_any_vocabulary():
     one_band = ["input.cutoffs=none", "output.cutoffs=none"]
     assert resolve("wikitext-103/ADP-T", "paper", one_band, 50).output_bands.sizes == (50,)
 
 
-def test_tiny_follows_any_vocabulary():
+def test_tiny_bands_scale_with_the_vocabulary():
     for size in (8, 100, 9000):
         config = resolve("tiny/ADP-T", "paper", [], size)
         assert config.vocab_size == size
@@ -79,22 +78,22 @@ def test_tiny_follows_any_vocabulary():
         assert config.input_bands.num_bands == 3
 
 
-def test_overrides_have_the_last_word_over_tiny_cutoffs():
+def test_overrides_replace_scaled_cutoffs():
     cutoffs = ["input.cutoffs=10,20", "output.cutoffs=10,20"]
     assert resolve("tiny/ADP-T", "paper", cutoffs, 100).input.cutoffs == (10, 20)
 
 
-def test_the_papers_cutoffs_stay():
+def test_paper_cutoffs_are_fixed():
     config = resolve("wikitext-103/ADP-T", "paper", [], 100_000)
     assert config.input.cutoffs == (20_000, 60_000)
     with pytest.raises(ValueError, match="input.cutoffs"):
         resolve("wikitext-103/ADP-T", "paper", [], 50_000)
-    mended = ["input.cutoffs=10000,20000", "output.cutoffs=10000,20000"]
-    assert resolve("wikitext-103/ADP-T", "paper", mended, 50_000).vocab_size == 50_000
+    fixed = ["input.cutoffs=10000,20000", "output.cutoffs=10000,20000"]
+    assert resolve("wikitext-103/ADP-T", "paper", fixed, 50_000).vocab_size == 50_000
 
 
 @pytest.mark.parametrize("name", ["tiny/ADP-T", "wikitext-103/ADP-T"])
-def test_another_size_than_the_folders_is_refused(name):
+def test_rejects_other_vocab_size_than_the_data(name):
     for size in ("5000", "5_000"):
         with pytest.raises(ValueError, match=f"vocab_size='{size}'.*has 70000 ids"):
             resolve(name, "paper", [f"vocab_size={size}"], 70_000)
@@ -103,12 +102,12 @@ def test_another_size_than_the_folders_is_refused(name):
 
 
 @pytest.mark.parametrize("scale_cutoffs", [True, False])
-def test_fitting_to_the_same_size_changes_nothing(scale_cutoffs):
+def test_fitting_the_same_size_changes_nothing(scale_cutoffs):
     config = preset("tiny")
     assert fit_vocabulary(config, config.vocab_size, scale_cutoffs=scale_cutoffs) is config
 
 
-def test_cutoffs_are_kept_or_scaled_as_asked():
+def test_cutoffs_are_kept_or_scaled():
     config = preset("tiny")
     assert fit_vocabulary(config, 8000).output.cutoffs == (400, 1600)
     assert fit_vocabulary(config, 8000, scale_cutoffs=True).output.cutoffs == (800, 3200)
@@ -116,8 +115,7 @@ def test_cutoffs_are_kept_or_scaled_as_asked():
         fit_vocabulary(config, 1000)
 
 
-def test_stages_are_written_with_colons():
+def test_parses_stages():
     changed = override(preset("tiny"), ["training.stages=0.3:16,0.8:32"])
     assert changed.training.stages == ((0.3, 16), (0.8, 32))
     assert override(changed, ["training.stages=none"]).training.stages == ()
-    assert replace(changed.training).stages == ((0.3, 16), (0.8, 32))

@@ -148,7 +148,7 @@ DAMAGED = [
     ("shape", '{"kind": "Circle", "radius": "1"}', ".radius='1': expected a number"),
     ("shapes", '[{"kind": "Square", "side": null}]', ".side=None: expected a number"),
     ("circle", "2.0", "=2.0: expected the fields of Circle"),
-    ("by_name", "[1]", "=[1]: expected values by name"),
+    ("by_name", "[1]", "=[1]: expected an object"),
     ("by_name", '{"a": 1, "b": "2"}', ".b='2': expected a whole number"),
     ("shapes_by_name", '{"b": {"kind": "Square"}}', ".b.side: missing, and Square needs it"),
     ("rate", '[0.5, "x"]', "='x': expected a number"),

@@ -1,4 +1,4 @@
-"""Variants change what their names say, and nothing else."""
+"""Variants change the fields in their names, and no others."""
 
 from dataclasses import fields, replace
 
@@ -10,7 +10,6 @@ from zipflm.presets.variants import variants_of
 
 
 def changed_fields(config, variant, prefix=""):
-    """Dotted names of the fields that differ."""
     names = set()
     for field in fields(config):
         old, new = getattr(config, field.name), getattr(variant, field.name, None)
@@ -61,13 +60,13 @@ FAIRSEQ |= {"training.schedule.first_cycle", "training.schedule.min_lr"}
         ("wikitext-103", "ADP-T", "fairseq", FAIRSEQ),
     ],
 )
-def test_a_variant_changes_what_it_says(dataset, factorization, variant, changed):
+def test_variants_change_only_the_named_fields(dataset, factorization, variant, changed):
     config = preset(dataset, factorization)
     varied = variants_of(dataset, factorization)[variant](config)
     assert changed_fields(config, varied) == changed
 
 
-def test_a_variant_does_not_look_at_the_configs_name():
+def test_variants_ignore_the_config_name():
     for dataset in ("wikitext-103", "billion-word"):
         for factorization in FACTORIZATIONS:
             config = preset(dataset, factorization)
@@ -76,7 +75,7 @@ def test_a_variant_does_not_look_at_the_configs_name():
                 assert replace(renamed, name=config.name) == variant(config), name
 
 
-def test_every_row_of_the_appendix_has_a_name():
+def test_every_row_of_the_appendix_is_a_variant():
     asm, sm, adpt = (variants_of("wikitext-103", label) for label in ("ASM", "SM", "ADP-T"))
     assert asm.keys() >= {"input-256", "input-128", "input-64", "input-32", "tail-dropout-0"}
     assert sm.keys() >= {"dropout-0.4", "dim-256", "input-64"}
@@ -85,20 +84,20 @@ def test_every_row_of_the_appendix_has_a_name():
     assert sum(name.startswith("block-") for name in adpt) == 5
 
 
-def test_bands_are_written_as_words_per_band():
+def test_band_variants_give_words_per_band():
     config = preset("wikitext-103", "ADP-T", variant="bands-20k-40k-60k-140k")
     assert config.output_bands.cutoffs == (20_000, 60_000, 120_000)
     assert config.output_bands.widths == (1024, 256, 64, 16)
 
 
-def test_blocks_fill_what_a_device_holds_and_no_more():
+def test_block_variants_use_whole_blocks_per_device():
     best = preset("wikitext-103", "ADP-T", variant="block-3072-context-2560")
     assert (best.batches.block, best.batches.tokens) == (3072, 3072)
     assert (best.batches.eval_block, best.batches.eval_context) == (3072, 2560)
     assert best.training.tokens_per_update == 8 * 2 * 3072
 
 
-def test_the_preset_is_the_papers_and_the_variant_fairseqs():
+def test_presets_follow_the_paper_and_fairseq_variant_the_code():
     paper, code = (preset("wikitext-103", "ADP-T", variant=v) for v in (None, "fairseq"))
     assert (paper.decoder.num_heads, code.decoder.num_heads) == (16, 8)
     assert (paper.output.input_dropout, code.output.input_dropout) == (0.0, 0.2)

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import zipflm.cli
 from zipflm.config import Config
-from zipflm.settings import as_override, field_docs, field_types, in_words, kinds_of
+from zipflm.settings import as_override, describe_type, field_docs, field_types, kinds_of
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -101,7 +101,7 @@ def _settings(cls: Any, where: str) -> list[str]:
             sections += ["", f"## {key}", "", _summary(hint), *_settings(hint, f"{key}.")]
         else:
             default = "" if field.default is MISSING else f"`{as_override(field.default)}`"
-            rows.append((f"`{key}`", default, in_words(hint), helps.get(field.name, "")))
+            rows.append((f"`{key}`", default, describe_type(hint), helps.get(field.name, "")))
     return ["", *_table(("key", "default", "value", "description"), rows), *sections]
 
 

@@ -1,27 +1,31 @@
-"""Frozen dataclasses as JSON files, dotted overrides, and the help of every field.
+"""Frozen dataclasses as JSON, `key=value` overrides, and the help of every field.
 
-Fields are plain values, enums, tuples, mappings by name, other dataclasses, or one of several
-dataclasses, told apart by the key `kind`, which holds the name of the class. pydantic reads them
-strictly: a field that is unknown, missing or of another type is an error that names it. Writing
-does without pydantic, which would change bytes on disk (4 in a float field becomes 4.0). JSON has
-no infinity, so a number that is not finite is written as null.
+Fields are plain values, enums, tuples, mappings, other dataclasses, or unions of dataclasses, in
+which the key `kind` holds the name of the class. Reading is strict: an unknown or missing field, or
+one of a wrong type, is an error that names it. Writing does not use pydantic, which would write 4
+in a float field as 4.0. Numbers that are not finite are written as null.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import math
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    Literal,
     TypeVar,
     Union,
     get_args,
@@ -34,30 +38,22 @@ from zipflm.storage import atomic_write_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
-import ast
-import inspect
-import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from types import UnionType
-from typing import Literal
 
 T = TypeVar("T")
 
 
 class UnknownKey(ValueError):
-    """A key that names no field; the message has the closest one that does."""
+    """A key that is not a field; the message suggests the closest one."""
 
-    def __init__(self, unknown: str, known: Sequence[str], meant: Sequence[str] = ()) -> None:
-        """`meant` are better guesses than the closest of the `known` keys."""
+    def __init__(self, unknown: str, known: Sequence[str], guesses: Sequence[str] = ()) -> None:
+        """`guesses` take precedence over the closest of the `known` keys."""
         fields = {_last(key): key for key in known}
         close = get_close_matches(_last(unknown)[:200], fields, n=1, cutoff=0.5)
-        guesses = meant or [fields[name] for name in close]
+        guesses = guesses or [fields[name] for name in close]
         hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {', '.join(known)}"
         super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
         self.key = unknown
-        """As it was written, where an earlier part of a longer key is unknown."""
+        """The whole key, of which the message may name only the unknown start."""
 
 
 def to_dict(record: Any) -> dict[str, Any]:
@@ -68,29 +64,29 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """The inverse of `to_dict`; `where` is put before the field's name in errors."""
+    """The inverse of `to_dict`; `where` is a prefix of the field names in errors."""
     record: T = parse(cls, values, where)
     return record
 
 
 def write_record(path: Path, record: Any, hint: Any = None) -> None:
-    """Write a record atomically; `hint` is the union that it will be read as, if it is one."""
+    """Write a record atomically. `hint` is the union it will be read as, if any."""
     atomic_write_text(path, as_json(record, hint) + "\n")
 
 
 def as_json(record: Any, hint: Any = None, indent: int | None = 1) -> str:
-    """A record the way its file holds it."""
+    """A record as `write_record` writes it."""
     return json.dumps(_to_plain(record, hint), indent=indent, allow_nan=False)
 
 
 def read_record(cls: type[T], path: Path) -> T:
-    """The record that a file holds; ValueError names the file and the field."""
+    """Read a record from a file. A ValueError names the file and the field."""
     record: T = read_value(cls, path)
     return record
 
 
 def read_value(hint: Any, path: Path) -> Any:
-    """The same for any type: one of several records, values by name."""
+    """`read_record` for any type, such as a union of records or a mapping."""
     try:
         data = read_file(path)
     except FileNotFoundError:
@@ -102,7 +98,7 @@ def read_value(hint: Any, path: Path) -> Any:
 
 
 def load_object(data: bytes | str) -> dict[str, Any]:
-    """The one JSON object in `data`; ValueError for anything else."""
+    """Parse a JSON object; anything else is a ValueError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -113,30 +109,29 @@ def load_object(data: bytes | str) -> dict[str, Any]:
 
 
 def parse(hint: Any, value: Any, where: str = "", *, strict: bool = True) -> Any:
-    """A JSON value as the type `hint`; ValueError names the field and what it should be.
+    """Convert a JSON value to the type `hint`. A ValueError names the field and what it expects.
 
-    Not `strict`, numbers may be text, as on a command line.
+    Without `strict`, numbers may be strings, as on a command line.
     """
     from pydantic import ValidationError
 
     adapter = _adapter(hint)
     try:
         if strict:
-            # As text, because strict Python values would have to be tuples and enums already.
+            # As JSON, because strict mode does not convert Python lists to tuples.
             return adapter.validate_json(json.dumps(value), strict=True)
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise _in_words(error, hint, where) from None
+        raise _to_value_error(error, hint, where) from None
 
 
 @cache
 def field_types(cls: type) -> dict[str, Any]:
-    """The type of every field."""
     return get_type_hints(cls)
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """The fields that need not be given, and what they then are."""
+    """The default values of the fields that have one."""
     known: dict[str, Any] = {}
     for field in fields(cls):
         if field.default is not MISSING:
@@ -146,16 +141,11 @@ def defaults(cls: type) -> dict[str, Any]:
     return known
 
 
-def type_name(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return names.get(hint, str(getattr(hint, "__name__", hint)))
-
-
 def options_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union without None; of any other type, itself."""
+    """The types of a union except None; a tuple of the type itself if it is not a union."""
     if get_origin(hint) is Annotated:
         return options_of(get_args(hint)[0])
-    if get_origin(hint) not in (Union, types.UnionType):
+    if get_origin(hint) not in (Union, UnionType):
         return (hint,)
     kinds = (options_of(option) for option in get_args(hint) if option is not type(None))
     return tuple(option for options in kinds for option in options)
@@ -198,16 +188,17 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=config)
 
 
-def _in_words(error: ValidationError, hint: Any, where: str) -> ValueError:
-    """One of pydantic's errors, as `field=value: what it should be`."""
-    # A misspelt field is also a missing one, and of a union the deepest error is of the type meant.
+def _to_value_error(error: ValidationError, hint: Any, where: str) -> ValueError:
+    """The most relevant of pydantic's errors, as `field=value: expected ...`."""
+    # A misspelled field is also reported as missing, and in a union the deepest error belongs to
+    # the type that was meant.
     first = max(
         error.errors(include_url=False),
         key=lambda each: (each["type"] == "unexpected_keyword_argument", len(each["loc"])),
     )
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     loc = first["loc"]
-    if kind == "missing" and isinstance(loc[-1], int):  # an item of a tuple: name the tuple
+    if kind == "missing" and isinstance(loc[-1], int):  # an item of a tuple
         loc = loc[:-1]
     names, owner, found = _locate(hint, loc)
     key = where + ".".join(names)
@@ -215,24 +206,23 @@ def _in_words(error: ValidationError, hint: Any, where: str) -> ValueError:
         case "unexpected_keyword_argument":
             before = where + "".join(f"{name}." for name in names[:-1])
             return UnknownKey(key, [before + field.name for field in fields(owner)])
-        case "value_error":  # of a class's own checks, which begin with the name of the field
+        case "value_error":  # from __post_init__; starts with the name of the field
             return ValueError(
                 f"{key}.{context['error']}" if names else f"{where}{context['error']}"
             )
         case "missing" if loc == first["loc"]:
             return ValueError(f"{key}: missing, and {owner.__name__} needs it; add {key}=...")
         case "union_tag_invalid" | "union_tag_not_found":
-            place = f"{key}: " if key else ""
+            prefix = f"{key}: " if key else ""
             choices = ", ".join(kinds_of(found))
-            return ValueError(f"{place}kind={quoted(value.get('kind'))}: choose from {choices}")
+            return ValueError(f"{prefix}kind={quoted(value.get('kind'))}: choose from {choices}")
     return ValueError(f"{key}={quoted(value)}: {_expected(kind, context, found) or first['msg']}")
 
 
 def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
-    """What a value should be instead, from the kind of error and the type at its place."""
     match kind.partition("_")[0]:
         case "int" | "float" | "finite" | "string" | "bool":
-            return f"expected {type_name(options_of(hint)[0])}"
+            return f"expected {describe_type(options_of(hint)[0])}"
         case "literal" | "enum":
             choices = str(context["expected"]).replace("'", "")
             return f"choose from {choices.replace(' or ', ', ')}"
@@ -243,7 +233,7 @@ def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
         case "dict" | "mapping" if kinds_of(hint):
             return f"expected the fields of {' or '.join(kinds_of(hint))}"
         case "dict" | "mapping":
-            return "expected values by name"
+            return "expected an object"
         case "dataclass":
             return f"expected the fields of {context['class_name']}"
     return ""
@@ -279,11 +269,11 @@ _Assignment = tuple[list[str], str]
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
-    """Apply `key.sub=value` assignments; if a key is given twice, the last one counts.
+    """Apply `key.sub=value` assignments; the last one wins if a key is repeated.
 
-    All of one call are applied together, in any order, so that fields that must agree can change at
-    once. `training.optimizer=AdamW` chooses a variant by its type; it keeps fields that the old
-    variant shares with it, unless they had the old variant's defaults.
+    All assignments are applied together, so that fields that must agree can change at once.
+    `training.optimizer=AdamW` selects another class of a union. Fields that both classes have keep
+    their values unless these were defaults.
     """
     pairs: list[_Assignment] = []
     for assignment in assignments:
@@ -298,7 +288,7 @@ def override(config: T, assignments: Iterable[str]) -> T:
 
 
 def keys_of(config: Any, where: str = "") -> list[str]:
-    """Every key that an override of this config may have, in the order of the fields."""
+    """All keys of a config that can be overridden, in the order of the fields."""
     found: list[str] = []
     for field in fields(config):
         value, key = getattr(config, field.name), where + field.name
@@ -309,7 +299,7 @@ def keys_of(config: Any, where: str = "") -> list[str]:
 
 
 def keys_like(name: str, known: Sequence[str]) -> list[str]:
-    """Keys that end as `name` does, or else the closest one, or else those with that last word.
+    """Keys whose last part equals `name`'s, or else the closest key, or else keys that end in it.
 
     >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
     >>> keys_like("dim", known), keys_like("num_layer", known)
@@ -334,15 +324,15 @@ def _last(key: str) -> str:
 def _build(
     cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, known: Sequence[str]
 ) -> Any:
-    """A `cls` of these values and overrides; `known` are the keys of the whole config."""
+    """Construct `cls` from values and overrides; `known` has the keys of the whole config."""
     hints = field_types(cls)
     for name in dict.fromkeys(path[0] for path, _ in pairs):
         key = where + name
         if name not in hints:
             path = next(path for path, _ in pairs if path[0] == name)
-            others = [other for other in known if other != key]  # which another kind has
-            meant = keys_like(key, others) if path == [name] else []
-            error = UnknownKey(key, [where + field for field in hints], meant)
+            others = [other for other in known if other != key]
+            guesses = keys_like(key, others) if path == [name] else []
+            error = UnknownKey(key, [where + field for field in hints], guesses)
             error.key = where + ".".join(path)
             raise error
         own = [text for path, text in pairs if path == [name]]
@@ -353,14 +343,14 @@ def _build(
             whole = ".".join([key, *inner[0][0]])
             raise ValueError(f"{unquoted(whole)}: {key} has no fields of its own; set it directly")
         else:
-            values[name] = parse(hints[name], _split(hints[name], own[-1]), key, strict=False)
+            values[name] = _parse_text(hints[name], own[-1], key)
     for name in hints:
         if name not in values and name not in defaults(cls):
             key = where + name
             raise ValueError(f"{key}: missing, and {cls.__name__} needs it; add {key}=...")
     try:
         return cls(**values)
-    except ValueError as error:  # of its own checks, which begin with the name of the field
+    except ValueError as error:  # from __post_init__; starts with the name of the field
         raise ValueError(f"{where}{error}") from None
 
 
@@ -372,8 +362,8 @@ def _nested(
     key: str,
     known: Sequence[str],
 ) -> Any:
-    """A field that holds a dataclass: another variant if its `own` value names one, with the
-    `inner` overrides."""
+    """The new value of a field that holds a dataclass; `own` assignments select another class of a
+    union, `inner` ones change its fields."""
     cls: Any = type(record)
     values, kinds = _values(record), kinds_of(hint)
     for text in own[-1:]:
@@ -394,8 +384,17 @@ def _values(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
+def _parse_text(hint: Any, text: str, key: str) -> Any:
+    try:
+        return parse(hint, _split(hint, text), key, strict=False)
+    except ValueError:
+        if not _is_tuple_of_tuples(hint):
+            raise
+        raise ValueError(f"{key}={quoted(text)}: expected {describe_type(hint)}") from None
+
+
 def _split(hint: Any, text: str) -> Any:
-    """Lists and none of an override; 0.3:128,0.8:256 is a list of pairs."""
+    """Split an override into lists; 0.3:128,0.8:256 is a list of pairs."""
     options = options_of(hint)
     tuples = [option for option in options if get_origin(option) is tuple]
     if text == "none" and type(None) in get_args(hint):
@@ -410,13 +409,12 @@ def _split(hint: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class FieldHelp:
-    """One field of a config, somewhere in it."""
+    """A field of a config or of a nested config."""
 
     key: str
     value: Any
-    """As JSON has it."""
     text: str
-    """As an override has it."""
+    """The value in the syntax of overrides."""
     type: str
     help: str
 
@@ -426,25 +424,24 @@ class FieldHelp:
 
 
 def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
-    """Every field in the order of the config; a nested config is listed itself only if it is one
-    of several types."""
+    """All fields of a config in order; a nested config has its own entry only if it is a union."""
     cls: Any = type(config)
     helps, hints = field_docs(cls), field_types(cls)
     for field in fields(config):
         value, key, hint = getattr(config, field.name), where + field.name, hints[field.name]
         if not is_dataclass(value):
             plain = value.value if isinstance(value, Enum) else value
-            kind, text = in_words(hint), as_override(value)
+            kind, text = describe_type(hint), as_override(value)
             yield FieldHelp(key, plain, text, kind, helps.get(field.name, ""))
             continue
         if kinds_of(hint):
             name, purpose = type(value).__name__, _first_sentence(type(value))
-            yield FieldHelp(key, name, name, in_words(hint), purpose)
+            yield FieldHelp(key, name, name, describe_type(hint), purpose)
         yield from fields_of(value, f"{key}.")
 
 
 def as_override(value: Any) -> str:
-    """A value the way `overrides` reads it.
+    """A value in the syntax of overrides.
 
     >>> as_override((4000, 14000)), as_override(((0.3, 128), (0.8, 256))), as_override(None)
     ('4000,14000', '0.3:128,0.8:256', 'none')
@@ -463,33 +460,44 @@ def as_override(value: Any) -> str:
     return str(value)
 
 
-def in_words(hint: Any) -> str:
-    """A type in the words of somebody who writes a value.
+def describe_type(hint: Any) -> str:
+    """The values that an override of this type accepts.
 
-    >>> in_words(int), in_words(Literal["ddp", "fsdp"]), in_words(tuple[int, ...])
-    ('a whole number', 'ddp or fsdp', 'numbers with commas')
+    >>> describe_type(int), describe_type(Literal["ddp", "fsdp"]), describe_type(tuple[int, ...])
+    ('a whole number', 'ddp or fsdp', 'comma-separated numbers')
+    >>> describe_type(tuple[tuple[int, int, int], ...])
+    'comma-separated groups a:b:c of whole numbers'
     """
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return _either(options)
+        return _join_or(options)
     if origin in (Union, UnionType):
-        return _either([in_words(each) for each in options])
+        return _join_or([describe_type(each) for each in options])
+    if _is_tuple_of_tuples(hint):
+        inner = get_args(options[0])
+        kind = "whole numbers" if set(inner) == {int} else "numbers"
+        return f"comma-separated groups {':'.join('abcdef'[: len(inner)])} of {kind}"
     if origin is tuple:
-        inner = options[0]
-        return "a:b with commas" if get_origin(inner) is tuple else "numbers with commas"
+        return "comma-separated numbers"
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return _either([member.value for member in hint])
-    return "none" if hint is type(None) else type_name(hint)
+        return _join_or([member.value for member in hint])
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    names[type(None)] = "none"
+    return names.get(hint, str(getattr(hint, "__name__", hint)))
 
 
-def _either(options: Any) -> str:
+def _is_tuple_of_tuples(hint: Any) -> bool:
+    return get_origin(hint) is tuple and get_origin(get_args(hint)[0]) is tuple
+
+
+def _join_or(options: Any) -> str:
     *most, last = map(str, options)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field that has one, on one line; inherited fields included."""
+    """The docstrings of the fields that have one, on one line; includes inherited fields."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):

@@ -1,4 +1,4 @@
-"""The benchmark of faults kills for real, and tells what is not as it should be."""
+"""The benchmark of faults kills commands and detects differences."""
 
 import json
 
@@ -9,7 +9,7 @@ faults = load("faults")
 
 
 @pytest.mark.slow
-def test_killed_commands_are_made_up_for(tmp_path, capsys):
+def test_repairs_killed_commands(tmp_path, capsys):
     path = tmp_path / "outcomes.json"
     faults.main(["--commands", "prepare", "--kills", "2", "--moments", "1", "--json", str(path)])
     titles, *rows = capsys.readouterr().out.splitlines()
@@ -21,8 +21,8 @@ def test_killed_commands_are_made_up_for(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_made_up_for(tmp_path):
-    """One kill, when the second checkpoint is being written or about to be."""
+def test_repairs_a_killed_run(tmp_path):
+    """One kill, around the time when the second checkpoint is written."""
     if not faults.can_trace():
         pytest.skip("needs strace")
     (trial,) = faults.trials(["train"], tmp_path)
@@ -33,7 +33,7 @@ def test_a_killed_run_is_made_up_for(tmp_path):
 
 @pytest.fixture
 def trial(tmp_path):
-    """A command that does nothing, in a folder that is as it should be in the end."""
+    """A command that does nothing, in a folder that is already complete."""
     template = tmp_path / "template"
     template.mkdir()
     (template / "a").write_text("1")
@@ -51,7 +51,7 @@ def trial(tmp_path):
         (lambda place: (place / "tmp" / "b").mkdir(), [], ["tmp/b"]),
     ],
 )
-def test_every_difference_is_counted(trial, tmp_path, monkeypatch, change, differing, leftovers):
+def test_counts_every_difference(trial, tmp_path, monkeypatch, change, differing, leftovers):
     def killed(command, place, kill):
         change(place)
         return True

@@ -9,14 +9,13 @@ from benchmark_scripts import load
 SMALL = ["--items", "2000", "--dim", "32", "--users", "2", "--length", "4", "--repeats", "1"]
 
 
-def test_every_model_is_measured(capsys, monkeypatch):
-    """In this process, where torch is loaded already."""
+def test_measures_every_model(capsys, monkeypatch):
     benchmark = load("items")
 
     def measure_here(name, arguments):
-        with redirect_stdout(io.StringIO()) as said:
+        with redirect_stdout(io.StringIO()) as output:
             benchmark.main([*arguments, "--only", name])
-        return json.loads(said.getvalue())
+        return json.loads(output.getvalue())
 
     monkeypatch.setattr(benchmark, "_measure_in_process", measure_here)
     benchmark.main(["--device", "cpu", *SMALL])
@@ -27,7 +26,7 @@ def test_every_model_is_measured(capsys, monkeypatch):
     assert parameters[0] > parameters[1] > parameters[2] > 0
 
 
-def test_a_model_is_measured_in_a_process_of_its_own():
+def test_measures_in_a_separate_process():
     numbers = load("items")._measure_in_process("pair", ["--device", "cpu", *SMALL])
     assert numbers.keys() == {"parameters", "ms", "peak_gb"}
     assert numbers["parameters"] > 0 and numbers["ms"] > 0

@@ -1,17 +1,17 @@
-"""The benchmark of `prepare` runs at toy size; the loop it compares with does the same work."""
+"""The benchmark of `prepare` runs at toy size, and its baseline does the same work."""
 
 import json
 
 import pytest
 from benchmark_scripts import load
 
-pytestmark = pytest.mark.slow  # some cases run in a process of their own, as all do for a user
+pytestmark = pytest.mark.slow  # some cases start a process
 
 MEASURED = ("plain", "batches")
-"""As they are for a user; starting a process for each of the others shows nothing more."""
+"""Cases to measure in their own process; others run in this one to save time."""
 
 
-def test_the_plain_loop_and_prepare_count_the_same_tokens(tmp_path, monkeypatch):
+def test_plain_loop_and_prepare_count_the_same_tokens(tmp_path, monkeypatch):
     script = load("prepare")
     measure = script.measure
 

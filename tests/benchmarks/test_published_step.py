@@ -1,4 +1,4 @@
-"""The benchmark of a whole step on a CPU runs at toy size; both sides compute the same."""
+"""The benchmark of a training step on a CPU runs at toy size; both sides give the same results."""
 
 import json
 
@@ -18,13 +18,13 @@ def benchmark(monkeypatch):
     return load("published_step")
 
 
-def test_both_steps_are_measured(benchmark, capsys):
+def test_measures_both_steps(benchmark, capsys):
     benchmark.main(["--threads", "1", "--rounds", "1", "--rows", "2", "--block", "8", *SMALL])
     found = json.loads(capsys.readouterr().out)
     assert found["ratio of the fastest"] == found["ratio of the median"] > 0
 
 
-def test_the_yardstick_gives_the_same_loss_and_gradients(benchmark):
+def test_baseline_gives_the_same_loss_and_gradients(benchmark):
     config = resolve("demo/ADP-T", "paper", [*benchmark.MODEL, *SMALL], 20_000)
     model = LanguageModel(config).eval()
     words, targets = torch.randint(4, 20_000, (2, 2, 8))
@@ -33,7 +33,7 @@ def test_the_yardstick_gives_the_same_loss_and_gradients(benchmark):
         model.zero_grad()
         loss = score(words, targets)
         loss.backward()
-        # Plain code has no gradient of a band that no word is in.
+        # The baseline has no gradient for a band without words.
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         results.append([loss, *grads])
     for ours, theirs in zip(*results, strict=True):

@@ -1,4 +1,4 @@
-"""The benchmark of recomputation runs at toy size and counts what it says."""
+"""The benchmark of recomputation runs at toy size and counts the kept bytes correctly."""
 
 import json
 
@@ -12,8 +12,8 @@ D, F, H = 16, 48, 2
 RATES = {"dropout": 0.0, "relu_dropout": 0.0, "attention_dropout": 0.0}
 CONFIG = TransformerDecoder(dim=D, ffn_dim=F, num_heads=H, **RATES)
 
-# Numbers of the residual stream's width and of the feed-forward's; then those in float32: of every
-# head the log-sum-exp, of every norm mean and deviation.
+# Kept values per token: in the precision of the run, then in float32 (a log-sum-exp per head, mean
+# and deviation per norm).
 KEPT = {"none": (8 * D + F, H + 4), "attention": (4 * D + F, H + 2), "layer": (2 * D, H)}
 
 
@@ -25,14 +25,14 @@ def benchmark(monkeypatch):
 
 @pytest.mark.parametrize("mode", KEPT)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_layer_keeps_what_was_derived(benchmark, mode, precision):
+def test_kept_bytes_match_expected_sizes(benchmark, mode, precision):
     numbers, always_float32 = KEPT[mode]
     expected = numbers * (4 if precision == "float32" else 2) + 4 * always_float32
     found = benchmark.kept_bytes(CONFIG, mode, torch.device("cpu"), precision)
     assert found == expected
 
 
-def test_every_mode_is_measured(benchmark, tmp_path, capsys):
+def test_measures_every_mode(benchmark, tmp_path, capsys):
     target = tmp_path / "recompute.json"
     small = ["decoder.num_layers=1", "decoder.dropout=0", "training.dtype=float32"]
     sizes = ["--block", "16", "--tokens", "32", "--steps", "1", "--json", str(target)]

@@ -1,4 +1,4 @@
-"""The model of scale predicts, to the byte, what real processes hold and send."""
+"""The scale model predicts the bytes that real processes hold and send."""
 
 import json
 from collections import Counter
@@ -21,13 +21,12 @@ from zipflm.training.stream import Stream, accumulation
 scale = load("scale_model")
 
 RING = {
-    # What a process sends of a tensor, in parts of what the operation makes or is given.
     "c10d.allreduce_.default": lambda sizes, world: 2 * sizes[0] * (world - 1) / world,
     "c10d._allgather_base_.default": lambda sizes, world: sizes[0] * (world - 1) / world,
     "c10d._reduce_scatter_base_.default": lambda sizes, world: sizes[1] * (world - 1) / world,
     "c10d.alltoall_base_.default": lambda sizes, world: sizes[0] * (world - 1) / world,
 }
-"""Ways of exchange, by how much of their operands goes over a link in a ring."""
+"""Bytes that a process sends in a ring, by collective, given the sizes of its operands."""
 
 
 class Counting(TorchDispatchMode):
@@ -41,7 +40,7 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if str(operation) in RING:
             sizes = [_bytes(argument) for argument in args[:2]]
-            if max(sizes) > 64:  # not the few numbers that an update reports
+            if max(sizes) > 64:  # ignore the statistics of an update
                 self.sent[str(operation)] += RING[str(operation)](sizes, self._world)
         return operation(*args, **(kwargs or {}))
 
@@ -55,7 +54,7 @@ def _bytes(value):
 BFLOAT16 = "training.dtype=bfloat16"
 FSDP = "training.parallel=fsdp"
 SHARDED = "training.tables=sharded"
-MANNERS = {
+MODES = {
     "ddp": [],
     "fsdp": [FSDP],
     "ddp, tables sharded": [SHARDED],
@@ -66,22 +65,22 @@ MANNERS = {
 }
 
 
-def config_in(manner, data):
+def config_in(mode, data):
     more = ["training.tokens_per_update=256", "decoder.num_layers=2"]
-    return config_of(data, *more, *MANNERS[manner])
+    return config_of(data, *more, *MODES[mode])
 
 
 def count_all(path, out):
-    """One of several processes: what it holds and sends in every manner."""
+    """Run one of several processes; write the bytes that it holds and sends in every mode."""
     torch.set_num_threads(1)
     data = DataFolder.open(path)
     with distributed.started("cpu") as process:
-        found = {manner: count(config_in(manner, data), data, process) for manner in MANNERS}
+        found = {mode: count(config_in(mode, data), data, process) for mode in MODES}
     out.with_name(f"{out.name}-{process.rank}").write_text(json.dumps(found))
 
 
 def count(config, data, process):
-    """Bytes that it holds, and that it sends in its second update."""
+    """Bytes that a process holds, and sends in its second update."""
     learner = build_learner(config, untrained_model(config, data.vocabulary), process)
     stream = Stream(config, data.tokens("train"), process, Place(), config.batches.block)
     for _ in range(2):
@@ -107,27 +106,27 @@ def counted(word_data, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.multi_process
-@pytest.mark.parametrize("manner", MANNERS)
-def test_two_processes_hold_and_send_what_is_predicted(manner, word_data, counted):
-    config = config_in(manner, word_data)
+@pytest.mark.parametrize("mode", MODES)
+def test_predicts_bytes_of_two_processes(mode, word_data, counted):
+    config = config_in(mode, word_data)
     case = scale.Case("", config, 2, config.batches.tokens)
-    both = [each[manner] for each in counted]
+    both = [each[mode] for each in counted]
     memory = scale.memory(case)
-    for part in ("weights", "optimizer"):  # rows that cannot be halved are the first process's
+    for part in ("weights", "optimizer"):  # the first process has the odd rows
         assert sum(each[part] for each in both) == 2 * memory[part]
-    # FSDP fills up what cannot be halved.
+    # FSDP pads odd sizes.
     assert both[0]["sent"] == pytest.approx(sum(scale.traffic(case).values()), rel=0.002)
 
 
-def test_a_process_alone_sends_nothing_and_has_room_for_all_of_its_model(word_data):
+def test_single_process_sends_nothing_and_holds_all_weights(word_data):
     config = config_of(word_data)
     case = scale.Case("", config, 1, config.batches.tokens)
     assert scale.traffic(case) == {}
     assert scale.memory(case)["weights"] == 4 * config.num_params()
 
 
-def test_the_constants_give_back_what_they_were_measured_from():
-    """Peak memory of one H200 with 32,768 and 65,536 tokens at once, and its speed."""
+def test_constants_reproduce_the_measurements():
+    """Speed and peak memory of one H200 with 32,768 and 65,536 tokens per batch."""
     large = scale.cases()[0]
     small = replace(large, tokens=32_768)
     assert sum(scale.memory(large).values()) == pytest.approx(32.14e9, rel=0.05)
@@ -139,7 +138,7 @@ def test_the_constants_give_back_what_they_were_measured_from():
 
 @pytest.mark.slow
 @pytest.mark.multi_process
-def test_the_speed_of_two_processes_and_of_their_link_is_measured():
+def test_measures_speed_of_two_processes_and_their_link():
     small = ["batches.block=16", "batches.eval_block=16", "batches.tokens=64"]
     small += ["training.tokens_per_update=128", "decoder.num_layers=1"]
     first, second = scale._measured([small] * 2, together=True, steps=1)
@@ -147,8 +146,8 @@ def test_the_speed_of_two_processes_and_of_their_link_is_measured():
     assert scale._measured_link() > 1e6
 
 
-def test_a_model_is_predicted_from_another_one_of_the_same_speed(monkeypatch):
-    """A machine on which all operations take the same time, and nothing else takes any."""
+def test_predictions_are_exact_on_an_ideal_machine(monkeypatch):
+    """A machine on which only operations take time, all of them the same."""
 
     def measured(models, *, steps, together=False):
         configs = [scale.override(scale.from_name("tiny/ADP-T"), model) for model in models]

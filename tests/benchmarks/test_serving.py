@@ -1,4 +1,4 @@
-"""The benchmark of serving runs at toy size, and notices answers that are wrong or lost."""
+"""The benchmark of serving runs at toy size and detects wrong responses."""
 
 import json
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from zipflm.serving.queue import Limits
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    """With servers in this process: starting others takes most of the time."""
+    """The benchmark with servers in this process, to save time."""
     benchmark = load("serving")
 
     @contextmanager
@@ -27,7 +27,7 @@ def benchmark(monkeypatch):
     monkeypatch.setattr(benchmark, "server", server)
     threads = torch.get_num_threads()
     yield benchmark
-    torch.set_num_threads(threads)  # of which it takes one
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def arguments(word_data, tmp_path):
     return ["--run", str(tmp_path / "run"), "--text", str(text), *sizes]
 
 
-def test_all_is_measured_and_nothing_lost(benchmark, arguments, capsys):
+def test_measures_everything_without_losses(benchmark, arguments, capsys):
     benchmark.main(arguments)
     out = capsys.readouterr().out.splitlines()
     rows = [line for line in out if line.startswith(("| score", "| write"))]
@@ -49,7 +49,7 @@ def test_all_is_measured_and_nothing_lost(benchmark, arguments, capsys):
     assert sum(line.count("'misbehaved: ") for line in out) >= 4
 
 
-def test_a_wrong_answer_is_noticed(benchmark, arguments, monkeypatch, capsys):
+def test_detects_wrong_responses(benchmark, arguments, monkeypatch, capsys):
     monkeypatch.setattr("zipflm.serving.scores.rounded", lambda number: number + 0.01)
     with pytest.raises(SystemExit, match="lost or wrong"):
         benchmark.main([*arguments, "--seconds", "0", "--requests", "20"])

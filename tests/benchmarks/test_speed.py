@@ -1,4 +1,4 @@
-"""The benchmark of all speeds runs at toy size, and its yardsticks compute the same thing."""
+"""The benchmark of all speeds runs at toy size, and its baselines give the same results."""
 
 import json
 
@@ -19,7 +19,7 @@ def speed(monkeypatch):
     return load("speed")
 
 
-def test_every_part_is_measured_beside_its_yardstick(speed, monkeypatch, tmp_path, capsys):
+def test_measures_every_part(speed, monkeypatch, tmp_path, capsys):
     toy = speed.SIZES["cpu"]._replace(
         tokens=32, bands=BANDS, full_width=8, steps=(("tiny/ADP-T", 256),)
     )
@@ -33,7 +33,7 @@ def test_every_part_is_measured_beside_its_yardstick(speed, monkeypatch, tmp_pat
     assert len(capsys.readouterr().out.splitlines()) == len(found["rows"])
 
 
-def test_the_published_style_gives_the_same_numbers(speed):
+def test_published_style_gives_the_same_results(speed):
     embedding = AdaptiveEmbedding(BANDS)
     softmax = AdaptiveSoftmax(BANDS, tied_to=embedding, tie="projections", reduction="sum")
     words = speed._targets(BANDS, 64, torch.device("cpu"))
@@ -43,7 +43,7 @@ def test_the_published_style_gives_the_same_numbers(speed):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_chunks_give_the_same_numbers(speed):
+def test_chunks_give_the_same_results(speed):
     hidden, weight, targets = torch.randn(5000, 8), torch.randn(50, 8), torch.arange(5000) % 50
     expected = torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="sum")
     torch.testing.assert_close(speed._compiled_chunks(hidden, weight, targets)(), expected)

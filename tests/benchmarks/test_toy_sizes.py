@@ -1,4 +1,4 @@
-"""Every script runs at toy size; those that say more than a speed have tests of their own."""
+"""Benchmarks run at toy size; some have their own test files."""
 
 from pathlib import Path
 
@@ -26,7 +26,6 @@ RUNS = {
         *(*TINY, "--block", "32", "--context", "24", "--tokens", "100", "--batch-tokens", "64"),
         *SMALL,
     ],
-    "linear_nll": ["--device", "cpu", "--tokens", "8", "--shrink", "200", "--repeats", "2"],
     "memory": [
         *(*TINY, "--block", "32", "--tokens", "200", "--window", "50", "--repeats", "1"),
         *("--keys", "300", "--queries", "4", "--neighbours", "10", *SMALL),
@@ -37,15 +36,15 @@ RUNS = {
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_numbers_are_printed(script, tmp_path, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)  # as for a script, which may import another
+def test_prints_numbers(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)  # scripts import each other
     arguments = RUNS[script]
     if "DATA" in arguments:
         data = str(make_folder(tmp_path, "data").path)
         arguments = [data if argument == "DATA" else argument for argument in arguments]
     load(script).main(arguments)
-    said = capsys.readouterr().out
-    assert any(character.isdigit() for character in said) and "nan" not in said.lower()
+    output = capsys.readouterr().out
+    assert any(character.isdigit() for character in output) and "nan" not in output.lower()
 
 
 def test_every_script_has_a_test():

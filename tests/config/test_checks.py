@@ -15,23 +15,23 @@ class Shape(Checked):
     heads: Positive = 1
 
 
-def test_an_error_names_field_value_and_remedy():
+def test_errors_name_field_value_and_remedy():
     require(True, "size", 3, "never seen")
     with pytest.raises(ValueError, match="^size='huge': choose base$"):
         require(False, "size", "huge", "choose base")
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
-        ({"dropout": -0.1}, r"^dropout=-0.1: must lie in \[0, 1\)$"),
-        ({"dropout": 1}, "^dropout=1: must lie in"),
-        ({"dropout": float("nan")}, "^dropout=nan: must lie in"),
+        ({"dropout": -0.1}, r"^dropout=-0.1: must be in \[0, 1\)$"),
+        ({"dropout": 1}, "^dropout=1: must be in"),
+        ({"dropout": float("nan")}, "^dropout=nan: must be in"),
         ({"layers": 0, "heads": -1}, "^layers=0: must be at least 1"),
         ({"kind": "oval"}, "^kind='oval': choose from round, square$"),
     ],
 )
-def test_values_lie_within_the_bounds_of_their_fields(fields, said):
+def test_checks_bounds_and_choices(fields, message):
     Shape("square", name="whatever", dropout=0.999)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Shape(**fields)

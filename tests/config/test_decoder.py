@@ -14,7 +14,7 @@ SMALL = TransformerDecoder(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
     ("make", "message"),
     [
         (lambda: TransformerDecoder(dim=30, num_heads=4), "num_heads=4: must divide dim=30"),
-        (lambda: TransformerDecoder(dropout=1.0), r"dropout=1.0: must lie in \[0, 1\)"),
+        (lambda: TransformerDecoder(dropout=1.0), r"dropout=1.0: must be in \[0, 1\)"),
         (
             lambda: TransformerDecoder(dim=12, num_heads=4, positions="rotary"),
             "even head width, not 3",
@@ -26,7 +26,7 @@ SMALL = TransformerDecoder(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
         (lambda: TransformerDecoder(num_layers=0), "num_layers=0: must be at least 1"),
     ],
 )
-def test_impossible_decoders_fail_when_written(make, message):
+def test_rejects_impossible_decoders(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -44,19 +44,19 @@ def test_impossible_decoders_fail_when_written(make, message):
         {"attention_gate": True},
     ],
 )
-def test_counts_what_the_built_decoder_has(fields):
+def test_parameter_count_matches_built_decoder(fields):
     config = replace(SMALL, **fields)
     built = sum(parameter.numel() for parameter in Transformer(config).parameters())
     assert sum(config.params().values()) == built
     assert 0 not in config.params().values()
 
 
-def test_products_are_those_of_the_built_decoder():
+def test_products_match_built_decoder():
     block = 20
     config = replace(SMALL, bias=False, norm="rms")
     with FlopCounterMode(display=False) as counter:
         Transformer(config)(torch.randn(1, block, 32))
     products = counter.get_total_flops() / 2 / block
-    # The counter takes attention for one over the whole block; causality spares half of it.
+    # The counter ignores causality, which saves half of attention.
     attention = config.num_layers * 2 * block * 32
     assert config.products(block) == products - attention / 2

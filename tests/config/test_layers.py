@@ -1,4 +1,4 @@
-"""What every layer answers for itself, against the layer that is built from it."""
+"""Parameter counts and costs of layer configs, compared with the built layers."""
 
 from dataclasses import replace
 
@@ -58,44 +58,44 @@ def products_of(run, tokens):
     return counter.get_total_flops() / 2 / tokens
 
 
-def all_of_it(first, end):
-    """The built layers send every token through every band and mask what is not its own."""
+def full_share(first, end):
+    """Built layers send every token through every band and mask the others."""
     return 1.0
 
 
 @pytest.mark.parametrize("layer", [*INPUTS, MARKED])
-def test_an_input_layer_counts_what_is_built(layer):
+def test_input_parameter_count_matches_built_layer(layer):
     model = build(layer, FullOutput(dim=8))
     assert sum(layer.params(VOCAB, WIDTH).values()) == num_params(model.input)
 
 
 @pytest.mark.parametrize(("input", "output", "tie"), OUTPUTS)
-def test_an_output_layer_counts_what_is_built_and_not_shared(input, output, tie):
+def test_output_parameter_count_matches_built_layer(input, output, tie):
     model = build(input, output, tie)
     assert sum(output.params(VOCAB, WIDTH, tie).values()) == num_params(model.output)
 
 
 @pytest.mark.parametrize("layer", INPUTS[:-1])
-def test_an_input_layers_products_are_those_that_run(layer):
+def test_input_products_match_built_layer(layer):
     model, words = build(layer, FullOutput(dim=8)), torch.randint(VOCAB, (7,))
-    assert layer.products(VOCAB, WIDTH, all_of_it) == products_of(lambda: model.input(words), 7)
+    assert layer.products(VOCAB, WIDTH, full_share) == products_of(lambda: model.input(words), 7)
 
 
-def test_a_convolutions_products_are_nearly_those_that_run():
-    """Counted as if a filter could begin at the last byte; and biases count as products."""
+def test_convolution_products_are_close_to_built_layer():
+    """The count includes biases, and filters that start at the last byte."""
     model, words = build(CHARACTERS, FullOutput(dim=8)), torch.randint(VOCAB, (7,))
     run = products_of(lambda: model.input(words), 7)
-    assert run < CHARACTERS.products(VOCAB, WIDTH, all_of_it) < 1.25 * run
+    assert run < CHARACTERS.products(VOCAB, WIDTH, full_share) < 1.25 * run
 
 
 @pytest.mark.parametrize(("input", "output", "tie"), OUTPUTS)
-def test_an_output_layers_products_are_those_that_run(input, output, tie):
+def test_output_products_match_built_layer(input, output, tie):
     model, targets = build(input, output, tie), torch.randint(VOCAB, (7,))
     run = products_of(lambda: model.output.nll(torch.randn(7, WIDTH), targets), 7)
-    assert output.products(VOCAB, WIDTH, tie, all_of_it) == run
+    assert output.products(VOCAB, WIDTH, tie, full_share) == run
 
 
-def test_a_token_costs_what_its_own_band_costs():
+def test_tokens_only_cost_products_of_their_own_band():
     def in_the_head(first, end):
         return float(first == 0)
 
@@ -113,29 +113,6 @@ def test_a_token_costs_what_its_own_band_costs():
 
 
 @pytest.mark.parametrize(
-    ("layer", "of_words", "of_pieces"),
-    [
-        (FixedInput(dim=64), "embedding 64", "BPE embedding 64"),
-        (CHARACTERS, "char-CNN", "BPE char-CNN"),
-        (
-            AdaptiveInput(dim=64, cutoffs=(20_000, 60_000)),
-            "adaptive 20K/40K/208K",
-            "BPE adaptive 20K/40K/208K",
-        ),
-        (FullOutput(dim=512), "softmax 512", "BPE softmax 512"),
-        (
-            AdaptiveOutput(dim=64, cutoffs=(400, 1_600)),
-            "adaptive 0.4K/1.2K/266K",
-            "adaptive 0.4K/1.2K/266K",
-        ),
-    ],
-)
-def test_layers_are_called_as_in_the_papers_tables(layer, of_words, of_pieces):
-    assert layer.describe(267_744, "word") == of_words
-    assert layer.describe(267_744, "bpe") == of_pieces
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: AdaptiveOutput(cutoffs=(1,), dim=8, tail_dropout=-0.1), "tail_dropout=-0.1"),
@@ -145,11 +122,11 @@ def test_layers_are_called_as_in_the_papers_tables(layer, of_words, of_pieces):
         (lambda: CharacterInput(filters=((1, 8),), max_bytes=2, markers=True), "max_bytes=2"),
         (lambda: CharacterInput(filters=()), "at least one filter"),
         (lambda: CharacterInput(filters=((60, 8),)), "bytes <= max_bytes=50"),
-        (lambda: CharacterInput(filters=((1, 2, 3),)), "each is .bytes, features."),
+        (lambda: CharacterInput(filters=((1, 2, 3),)), "each needs .bytes, features."),
         (lambda: FixedInput(dim=0), "dim=0: must be at least 1"),
         (lambda: FullOutput(dim=0), "dim=0: must be at least 1"),
     ],
 )
-def test_impossible_layers_fail_when_written(make, message):
+def test_rejects_impossible_layers(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -18,20 +18,16 @@ ADP = preset("tiny", "ADP")
         (lambda: BatchConfig(break_mode="eos"), "break_mode='eos': choose from none, complete"),
         (lambda: BatchConfig(block=512, tokens=100), "tokens=100: a block of 512"),
         (
-            lambda: override(
-                preset("tiny", "ADP"), ["input.sparse=true", "training.parallel=fsdp"]
-            ),
+            lambda: override(ADP, ["input.sparse=true", "training.parallel=fsdp"]),
             "input.sparse=True: training.parallel=fsdp spreads whole gradients",
         ),
         (
-            lambda: override(
-                preset("tiny", "ADP"), ["input.sparse=true", "training.tables=sharded"]
-            ),
+            lambda: override(ADP, ["input.sparse=true", "training.tables=sharded"]),
             "input.sparse=True: training.tables=sharded has gradients of whole shards",
         ),
         (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),
     ],
 )
-def test_impossible_runs_fail_when_written(make, message):
+def test_rejects_impossible_runs(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -43,6 +43,6 @@ def test_stream_order_is_the_same_every_epoch():
     assert first == second
 
 
-def test_stream_rejects_context():
-    with pytest.raises(ValueError, match="context=2: break_mode=stream carries the state"):
+def test_context_is_carried_not_read_again():
+    with pytest.raises(ValueError, match="context=2: break_mode=stream keeps the state"):
         Blocks(break_mode="stream", block=5, context=2)

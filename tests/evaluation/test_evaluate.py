@@ -221,7 +221,7 @@ def test_rejects_pieces_for_a_run_with_codes(pieces, tmp_path):
 def test_rejects_context_as_long_as_the_block(run, data):
     for context in (64, 65, -1):
         message = error_of("evaluate", run, "--data", data, "--block", 64, "--context", context)
-        assert f"--context={context}: must leave room for scored tokens in block=64" in message
+        assert f"--context={context}: must be below block=64" in message
 
 
 def test_rejects_another_vocabulary(run, tmp_path):

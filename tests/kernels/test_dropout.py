@@ -1,4 +1,4 @@
-"""Dropout: rates, factors and gradients; on a GPU the masks as well."""
+"""Rates, scaling, gradients and random state of dropout."""
 
 import sys
 
@@ -13,7 +13,7 @@ RATES = [0.1, 0.2, 0.5]
 
 
 @pytest.mark.parametrize("function", [dropout, relu_dropout])
-def test_nothing_is_dropped_in_evaluation_or_at_rate_zero(function):
+def test_no_dropout_in_evaluation_or_at_rate_zero(function):
     x = torch.randn(100, device=DEVICE)
     expected = x if function is dropout else x.relu()
     assert torch.equal(function(x, 0.5, False), expected)
@@ -21,7 +21,7 @@ def test_nothing_is_dropped_in_evaluation_or_at_rate_zero(function):
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_what_is_kept_grows_so_that_the_mean_stays(rate):
+def test_kept_elements_are_scaled(rate):
     x = torch.ones(1 << 18, device=DEVICE)
     y = dropout(x, rate, True)
     kept = y != 0
@@ -30,7 +30,7 @@ def test_what_is_kept_grows_so_that_the_mean_stays(rate):
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_the_gradient_flows_where_something_was_kept(rate):
+def test_gradient_is_nonzero_only_for_kept_elements(rate):
     x = torch.randn(4096, device=DEVICE, requires_grad=True)
     for function in (dropout, relu_dropout):
         y = function(x, rate, True)
@@ -42,26 +42,26 @@ def test_the_gradient_flows_where_something_was_kept(rate):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("number", [0, 1, 3, 4, 1001])
-def test_any_type_and_number_of_elements(dtype, number):
+def test_accepts_any_dtype_and_size(dtype, number):
     y = dropout(torch.ones(number, dtype=dtype, device=DEVICE), 0.25, True)
     assert (y.shape, y.dtype) == ((number,), dtype)
     assert set(y.tolist()) <= {0.0, torch.tensor(4 / 3, dtype=dtype).item()}
 
 
-def test_small_rates_are_kept_in_low_precision():
-    """bfloat16 has 8 bits of precision, a rate 16."""
+def test_small_rates_are_exact_in_low_precision():
+    """bfloat16 has 8 bits of precision; rates have 16."""
     y = dropout(torch.ones(1 << 20, dtype=torch.bfloat16, device=DEVICE), 0.003, True)
     assert abs((y == 0).double().mean().item() - 0.003) < 5 * (0.003 / (1 << 20)) ** 0.5
 
 
-def test_neighbours_that_share_a_draw_are_independent():
+def test_elements_that_share_a_draw_are_independent():
     kept = (dropout(torch.ones(1 << 18, 8, device=DEVICE), 0.5, True) != 0).double() - 0.5
     correlation = 4 * (kept.T @ kept) / len(kept)
     assert (correlation - torch.eye(8, device=DEVICE)).abs().max() < 6 / len(kept) ** 0.5
 
 
-def test_the_state_of_torchs_generator_decides_about_every_mask():
-    """Resumed runs restore that state, and no other."""
+def test_masks_depend_only_on_torchs_generator():
+    """Resumed runs restore only that state."""
     x = torch.ones(4096, device=DEVICE)
     torch.manual_seed(1)
     dropout(x, 0.3, True)
@@ -77,7 +77,7 @@ def test_the_state_of_torchs_generator_decides_about_every_mask():
     assert not torch.equal(*first)
 
 
-def test_masks_on_a_cpu_do_without_numpy(monkeypatch):
+def test_works_without_numpy(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     x, results = torch.ones(1 << 16), []
     for seed in (1, 1, 2):
@@ -88,7 +88,7 @@ def test_masks_on_a_cpu_do_without_numpy(monkeypatch):
 
 
 @pytest.mark.parametrize("function", [dropout, relu_dropout])
-def test_where_new_tensors_go_by_default_does_not_matter(function):
+def test_ignores_default_device(function):
     x = torch.ones(100, device=DEVICE)
     with torch.device("meta"):
         y = function(x, 0.5, True)

@@ -1,4 +1,4 @@
-"""The choice between the forms, and what holds for each."""
+"""The choice between implementations, and properties of all of them."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from zipflm.kernels import linear_nll
 
 @pytest.mark.parametrize("impl", ["auto", "fused", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_lowers_the_product_and_nothing_else(impl, dtype):
+def test_autocast_affects_only_the_product(impl, dtype):
     hidden, weight, targets, active = problem(9, 16, 30, 0.7)
     with torch.autocast("cpu", dtype):
         nll = linear_nll(hidden, weight, targets, active, impl)
@@ -18,14 +18,12 @@ def test_autocast_lowers_the_product_and_nothing_else(impl, dtype):
     assert not torch.equal(nll, linear_nll(hidden, weight, targets, active, impl))
 
 
-def test_an_unknown_form_is_refused():
+def test_rejects_unknown_impl():
     with pytest.raises(ValueError, match="impl='quick': choose from auto, reference, fused"):
         linear_nll(*problem(2, 4, 5, 1.1), "quick")
 
 
-class OnAGpu:
-    """As much of a tensor as the choice of a kernel looks at."""
-
+class FakeGpuTensor:
     is_cuda, dtype = True, torch.bfloat16
 
     def __init__(self, width):
@@ -43,9 +41,9 @@ class OnAGpu:
         (512, "most", "chunked"),
     ],
 )
-def test_a_dense_layer_is_not_taken_for_a_narrow_band(width, rows, module):
+def test_chooses_kernel_by_width_and_rows(width, rows, module):
     from zipflm import kernels
     from zipflm.kernels import linear_nll_chunked, linear_nll_triton
 
     expected = {"triton": linear_nll_triton, "chunked": linear_nll_chunked}[module]
-    assert kernels._choose(OnAGpu(width), "auto", rows) is expected.linear_nll
+    assert kernels._choose(FakeGpuTensor(width), "auto", rows) is expected.linear_nll

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from zipflm.kernels import linear_nll, reference
 from zipflm.kernels import linear_nll_chunked as fused
 
-# Sizes that divide no chunk.
+# Sizes that are not multiples of a chunk.
 N, E, V = 67, 24, 131
 
 
@@ -28,7 +28,7 @@ def problem(dtype=torch.float64, active="some", seed=0):
 
 @pytest.fixture
 def as_on_a_device(monkeypatch):
-    """All rows, inactive ones too: a host does not know how many there are to leave out."""
+    """Devices also compute inactive rows."""
     monkeypatch.setattr(
         fused, "_row_chunks", lambda active_N, num_words: iter([slice(0, 40), slice(40, N)])
     )
@@ -36,17 +36,16 @@ def as_on_a_device(monkeypatch):
 
 @pytest.mark.parametrize("active", ["some", "none", "one", "all"])
 @pytest.mark.parametrize("budget", [1, 3 * V, 1 << 22])
-def test_equals_the_reference_with_any_chunk(monkeypatch, active, budget):
+def test_matches_reference_with_any_chunk_size(monkeypatch, active, budget):
     monkeypatch.setattr(fused, "_CPU_LOGITS", budget)
-    assert_equal_to_the_reference(active)
+    assert_matches_reference(active)
 
 
-def test_equals_the_reference_as_on_a_device(as_on_a_device):
-    assert_equal_to_the_reference("some")
+def test_matches_reference_as_on_a_device(as_on_a_device):
+    assert_matches_reference("some")
 
 
-def assert_equal_to_the_reference(active):
-    """Losses and their sum, with their gradients."""
+def assert_matches_reference(active):
     for compute, nll in (
         (losses_and_gradients, fused.linear_nll),
         (sum_and_gradients, fused.linear_nll_sum),
@@ -62,10 +61,10 @@ def sum_and_gradients(nll, hidden, weight, targets, active, factor=0.7):
     return total, *torch.autograd.grad(factor * total, (hidden, weight))
 
 
-# Powers of two, because any other factor rounds a second time.
+# Powers of two, because other factors round again.
 @pytest.mark.parametrize("factor", [1.0, 2.0**-10])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_sum_is_no_worse_than_plain_low_precision(dtype, factor):
+def test_sum_is_as_accurate_as_plain_low_precision(dtype, factor):
     arguments = problem(dtype)
     exact = [
         value.detach().double().requires_grad_() if value.is_floating_point() else value
@@ -80,7 +79,7 @@ def test_the_sum_is_no_worse_than_plain_low_precision(dtype, factor):
 
 
 @pytest.mark.parametrize("factor", [1 / 3, 1e-3])
-def test_a_factor_is_not_rounded_to_the_precision_of_the_gradients(factor):
+def test_upstream_gradient_is_not_rounded(factor):
     whole = fused.sum_and_gradients(*problem(torch.bfloat16))
     scaled = sum_and_gradients(fused.linear_nll_sum, *problem(torch.bfloat16), factor=factor)
     for one, other in zip(whole[1:], scaled[1:], strict=True):
@@ -96,14 +95,14 @@ def assert_within_budget(arguments, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_is_no_worse_than_plain_low_precision(dtype):
+def test_is_as_accurate_as_plain_low_precision(dtype):
     assert_within_budget(problem(dtype))
 
 
 @pytest.mark.parametrize("scale", [128, 65_536])
 @pytest.mark.parametrize("lse", [-20, -60])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_nor_with_a_low_log_sum_exp(dtype, lse, scale):
+def test_is_as_accurate_with_a_low_log_sum_exp(dtype, lse, scale):
     arguments = problem_with_lse(lse, N, E, V, dtype)
     assert_within_budget(arguments, upstream=(-0.4 * scale, 0.8 * scale))
 
@@ -126,11 +125,11 @@ def assert_inactive_rows_are_zero():
     assert total.isfinite() and d_weight.isfinite().all()
 
 
-def test_inactive_rows_are_exactly_zero_even_when_their_numbers_are_not():
+def test_nan_in_inactive_rows_has_no_effect():
     assert_inactive_rows_are_zero()
 
 
-def test_inactive_rows_that_cannot_be_left_out_are_zero_too(as_on_a_device):
+def test_nan_in_inactive_rows_has_no_effect_on_a_device(as_on_a_device):
     assert_inactive_rows_are_zero()
 
 
@@ -148,18 +147,18 @@ def test_gradcheck():
     )
 
 
-def test_never_holds_a_table_of_tokens_by_words(monkeypatch):
+def test_never_holds_all_logits(monkeypatch):
     monkeypatch.setattr(fused, "_CPU_LOGITS", 4 * V)
     hidden, weight, targets, active = problem(active="all")
     with torch.no_grad(), LargestTensor() as largest:
-        # The operators' insides: a mode does not look into an operator called as a whole.
+        # A dispatch mode does not see inside custom operators.
         _, lse = fused.forward(hidden, weight, targets, active)
         fused.backward(torch.ones(N), hidden, weight, targets, active, lse)
         fused.sum_and_gradients(hidden, weight, targets, active)
     assert largest.elements <= max(4 * V, V * E)
 
 
-def test_operators_keep_their_promises_to_the_compiler():
+def test_operators_pass_opcheck():
     operators = torch.ops.zipflm
     for operator, arguments in [
         (operators.linear_nll_chunked, problem()),
@@ -174,7 +173,7 @@ def test_operators_keep_their_promises_to_the_compiler():
 
 
 @pytest.mark.parametrize("rows", ["some", "none"])
-def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(rows):
+def test_strides_of_gradients_match_fake_tensors(rows):
     hidden, weight, targets, active = problem(active=rows)
     hidden, weight = (x.detach().T.contiguous().T for x in (hidden, weight))
     numbers = torch.ones_like(hidden[:, 0])
@@ -189,33 +188,32 @@ def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(row
         assert [x.stride() for x in real] == [x.stride() for x in fake]
 
 
-def test_exponentials_instead_of_logits_give_the_same(triton_interpreter, monkeypatch):
-    """In float32, of which the interpreter knows what a product is."""
+def test_exponential_kernels_give_the_same_results(triton_interpreter, monkeypatch):
+    """In float32, because the interpreter has no bfloat16 products."""
     hidden, weight, targets, active = problem_of(70, 24, 132, 0.7)
     monkeypatch.setattr(fused, "_row_chunks", lambda *_: iter([slice(0, 40), slice(40, 70)]))
     with torch.no_grad():
         ours = fused._by_exponentials(hidden, weight, targets, active)
         nothing = fused._by_exponentials(hidden, weight, targets, torch.zeros_like(active))
-        turned = (tensor.T.contiguous().T for tensor in (hidden, weight))
-        crooked = fused._by_exponentials(*turned, targets, active)
+        strided = (tensor.T.contiguous().T for tensor in (hidden, weight))
+        from_strided = fused._by_exponentials(*strided, targets, active)
     exact = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     truth = sum_and_gradients(reference.linear_nll, *exact, targets, active, factor=1)
     for name, mine, theirs in zip(NAMES, ours, truth, strict=True):
         assert_close(mine, theirs, 1e-6, name)
     assert all((each == 0).all() for each in nothing)
-    assert all(torch.equal(*each) for each in zip(ours, crooked, strict=True))
+    assert all(torch.equal(*each) for each in zip(ours, from_strided, strict=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.4])
 @pytest.mark.parametrize("size", [(1024, 512, 5000), (300, 72, 999)])
-def test_on_a_gpu_the_sum_is_no_worse_than_plain_bfloat16(size, spread):
-    """Random targets: their own entries, near -1, are most of every gradient."""
+def test_gpu_sum_is_as_accurate_as_plain_bfloat16(size, spread):
     hidden, weight, targets, active = problem_of(*size, 0.9, torch.bfloat16, "cuda")
     with torch.no_grad():
         weight.copy_(spread * torch.randn(weight.shape))
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
-    # Any other factor than one rounds a second time.
+    # Factors other than 1 would round again.
     truth = sum_and_gradients(reference.linear_nll, *exact, targets, active, 1.0)
     plain = sum_and_gradients(reference.linear_nll, hidden, weight, targets, active, 1.0)
     ours = sum_and_gradients(fused.linear_nll_sum, hidden, weight, targets, active, 1.0)

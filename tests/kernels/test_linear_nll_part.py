@@ -1,4 +1,4 @@
-"""Parts of the words, put together, are the whole."""
+"""`linear_nll` over parts of the words, combined."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from numerics import assert_close
 from zipflm.kernels import linear_nll_part
 from zipflm.kernels.linear_nll_part import part_gradients, part_statistics
 
-# Of 131 words: an even cut, one that leaves a part without a word, and no cut at all.
+# Sizes of the parts of 131 words.
 CUTS = {"three": (50, 50, 31), "an empty one": (131, 0), "one": (131,), "one word": (130, 1)}
 GRADIENT = (-1, 2)
 
 
 def in_parts(sizes, hidden, weight, targets, active):
-    """What `losses_and_gradients` gives, each part computed for itself."""
+    """`losses_and_gradients`, computed from separate parts."""
     parts = weight.detach().split(sizes)
     firsts = [sum(sizes[:index]) for index in range(len(sizes))]
     locals_ = [
@@ -39,7 +39,7 @@ def in_parts(sizes, hidden, weight, targets, active):
 
 @pytest.mark.parametrize("share", [0.4, 0.0, 1.1], ids=["some", "none", "all"])
 @pytest.mark.parametrize("cut", CUTS)
-def test_parts_put_together_equal_the_whole(cut, share):
+def test_combined_parts_match_the_whole(cut, share):
     arguments = problem(70, 24, 131, share, torch.float64)
     ours = in_parts(CUTS[cut], *arguments)
     for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):
@@ -47,11 +47,11 @@ def test_parts_put_together_equal_the_whole(cut, share):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_so_do_the_parts_of_the_gpu_kernels(cut, monkeypatch):
+def test_combined_parts_of_gpu_kernels_match_the_whole(cut, monkeypatch):
     pytest.importorskip("triton")
     from zipflm.kernels import linear_nll_triton
 
-    monkeypatch.setattr(linear_nll_part, "_form", lambda *_: linear_nll_triton)
+    monkeypatch.setattr(linear_nll_part, "_kernels", lambda *_: linear_nll_triton)
     arguments = problem(70, 24, 131, 0.6, device=DEVICE)
     ours = in_parts(CUTS[cut], *arguments)
     for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):

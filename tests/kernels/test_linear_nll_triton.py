@@ -1,4 +1,4 @@
-"""The GPU kernels: in Triton's interpreter at toy sizes anywhere, and at real sizes on a GPU."""
+"""The GPU kernels, in Triton's interpreter at toy sizes and on a GPU at real sizes."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def assert_within_budget(arguments, **options):
 
 @pytest.mark.parametrize("share", [0.4, 0.0, 1.1], ids=["some", "none", "all"])
 @pytest.mark.parametrize("size", SIZES)
-def test_equals_the_reference_in_float32(size, share):
+def test_matches_reference_in_float32(size, share):
     arguments = problem(*size, share, device=DEVICE)
     for name, mine, exact in zip(NAMES, ours_of(arguments), truth_of(*arguments), strict=True):
         assert_close(mine, exact, 2e-6, name)
@@ -52,7 +52,7 @@ def sum_and_gradients(compute, hidden, weight, targets, active):
 
 @pytest.mark.parametrize("share", [0.4, 0.0, 1.1], ids=["some", "none", "all"])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_sum_and_its_gradients_equal_those_of_the_reference(size, share):
+def test_sum_and_gradients_match_reference(size, share):
     hidden, weight, targets, active = problem(*size, share, device=DEVICE)
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
     truth = sum_and_gradients(reference.linear_nll, *exact, targets, active)
@@ -62,15 +62,15 @@ def test_the_sum_and_its_gradients_equal_those_of_the_reference(size, share):
 
 
 @pytest.mark.parametrize("programs", [1, 7, 100])
-def test_any_number_of_programs_shares_the_tiles(monkeypatch, programs):
-    """One for all rows, several for a block of them, and more than there are tiles."""
+def test_any_number_of_programs_works(monkeypatch, programs):
+    """One, several per block of rows, and more than tiles."""
     monkeypatch.setattr(linear_nll_triton, "_num_programs", lambda *_: programs)
     arguments = problem(70, 24, 331, 0.8, device=DEVICE)
     for name, mine, exact in zip(NAMES, ours_of(arguments), truth_of(*arguments), strict=True):
         assert_close(mine, exact, 2e-6, name)
 
 
-def test_targets_and_gradients_need_not_lie_close_together():
+def test_accepts_strided_targets_and_gradients():
     hidden, weight, targets, active = problem(70, 24, 131, 0.4, device=DEVICE)
     apart = torch.stack([targets, targets.flip(0)], 1)[:, 0]
     assert not apart.is_contiguous()
@@ -89,19 +89,19 @@ def test_targets_and_gradients_need_not_lie_close_together():
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_is_no_worse_than_plain_low_precision(dtype):
+def test_is_as_accurate_as_plain_low_precision(dtype):
     arguments = problem(70, 64, 331, 0.6, dtype, DEVICE)
     assert ours_of(arguments)[0].dtype == torch.float32
     assert_within_budget(arguments)
 
 
-# Below a low log-sum-exp, exp(0 - lse) of a lane that holds no word is beyond every number, the
-# more so times the scale of a loss. The gradients themselves fit into float16.
+# With a low log-sum-exp, exp(0 - lse) of a lane without a word overflows, in particular with a loss
+# scale. The gradients themselves fit into float16.
 @pytest.mark.parametrize("size", SIZES[:2])
 @pytest.mark.parametrize("scale", [128, 65_536])
 @pytest.mark.parametrize("lse", [-20, -60])
 @pytest.mark.parametrize("dtype", LOW)
-def test_a_low_log_sum_exp_does_not_reach_the_lanes_behind_the_end(dtype, lse, scale, size):
+def test_low_log_sum_exp_does_not_overflow_in_padding(dtype, lse, scale, size):
     arguments = problem_with_lse(lse, *size, dtype, DEVICE)
     assert_within_budget(arguments, upstream=(-0.4 * scale, 0.8 * scale))
 
@@ -109,17 +109,16 @@ def test_a_low_log_sum_exp_does_not_reach_the_lanes_behind_the_end(dtype, lse, s
 @pytest.mark.parametrize("size", SIZES[:2])
 @pytest.mark.parametrize("scale", [128, 65_536])
 @pytest.mark.parametrize("lse", [-60, -100])
-def test_nor_does_one_beyond_the_range_of_float32(lse, scale, size):
+def test_very_low_log_sum_exp_does_not_overflow_in_float32(lse, scale, size):
     arguments = problem_with_lse(lse, *size, device=DEVICE)
     upstream = (-0.4 * scale, 0.8 * scale)
     ours, truth = ours_of(arguments, upstream=upstream), truth_of(*arguments, upstream=upstream)
     for name, mine, exact in zip(NAMES, ours, truth, strict=True):
-        # Weights near -9 share one large part, of which a log-sum-exp near -100 in float32 leaves
-        # a few units in the last place.
+        # A log-sum-exp near -100 has few digits left in float32.
         assert_close(mine, exact, 3e-4, name)
 
 
-def test_inactive_rows_are_exactly_zero_even_when_their_numbers_are_not():
+def test_nan_in_inactive_rows_has_no_effect():
     hidden, weight, targets, active = problem(40, 16, 50, 0.5, device=DEVICE)
     with torch.no_grad():
         hidden[~active] = float("nan")
@@ -133,14 +132,14 @@ def test_inactive_rows_are_exactly_zero_even_when_their_numbers_are_not():
     assert (d_hidden[~active] == 0).all()
 
 
-def test_no_rows_at_all_give_zero_gradients():
+def test_no_rows_give_zero_gradients():
     nll, _, d_weight = ours_of(problem(0, 16, 50, 0.5, device=DEVICE))
     assert nll.shape == (0,)
     assert (d_weight == 0).all()
 
 
 @pytest.mark.slow
-def test_equal_inputs_give_equal_bits():
+def test_is_deterministic():
     arguments = problem(70, 24, 1500, 0.5, device=DEVICE)
     for one, other in zip(ours_of(arguments), ours_of(arguments), strict=True):
         assert torch.equal(one, other)
@@ -173,14 +172,14 @@ def test_sums_of_real_sizes_on_a_gpu(width, words, share, dtype):
     ours = sum_and_gradients(linear_nll_triton.linear_nll_sum, hidden, weight, targets, active)
     for name, t, p, o in zip(NAMES, truth, plain, ours, strict=True):
         if dtype == torch.float32:
-            # Powers of two of a rounded product, where plain PyTorch has powers of e.
+            # The kernels use powers of 2 of a rounded product instead of powers of e.
             assert_close(o, t, 2e-5, name)
         else:
             assert_as_good_as_plain(t, p, o, name)
 
 
 @pytest.mark.parametrize("share", [0.6, 0.0], ids=["some", "none"])
-def test_gradients_lie_as_the_compiler_is_told_even_if_inputs_are_transposed(share):
+def test_strides_of_gradients_match_fake_tensors(share):
     hidden, weight, targets, active = problem(9, 24, 33, share, device=DEVICE)
     hidden, weight = (x.detach().T.contiguous().T for x in (hidden, weight))
     numbers = torch.ones_like(hidden[:, 0])

@@ -14,7 +14,7 @@ def test_plain_values_can_skip_dispatch():
     assert can_skip_dispatch()
 
 
-def test_a_gradient_needs_dispatch_unless_none_is_wanted():
+def test_gradients_need_dispatch():
     weight = nn.Parameter(torch.zeros(2))
     assert not can_skip_dispatch(torch.zeros(2), weight)
     with torch.no_grad():
@@ -23,9 +23,9 @@ def test_a_gradient_needs_dispatch_unless_none_is_wanted():
         assert can_skip_dispatch(weight)
 
 
-def test_compilers_and_tensors_without_values_need_dispatch():
-    look = torch.compile(lambda x: x + int(can_skip_dispatch(x)), backend="eager", fullgraph=True)
-    assert look(torch.zeros(1)).item() == 0
+def test_compilers_and_fake_tensors_need_dispatch():
+    check = torch.compile(lambda x: x + int(can_skip_dispatch(x)), backend="eager", fullgraph=True)
+    assert check(torch.zeros(1)).item() == 0
     with FakeTensorMode():
         fake = torch.zeros(2)
     assert not can_skip_dispatch(fake)
@@ -34,13 +34,13 @@ def test_compilers_and_tensors_without_values_need_dispatch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_with_and_without_a_gradient_the_loss_is_the_same(dtype):
+def test_loss_is_the_same_with_and_without_gradient(dtype):
     hidden, weight = torch.randn(7, 5, dtype=dtype), torch.randn(11, 5, dtype=dtype)
     targets, active = torch.arange(7), torch.arange(7) != 3
-    seen = linear_nll(hidden, weight.clone().requires_grad_(), targets, active)
-    unseen = linear_nll(hidden, weight, targets, active)
-    assert seen.requires_grad and not unseen.requires_grad
-    assert torch.equal(seen, unseen)
+    with_grad = linear_nll(hidden, weight.clone().requires_grad_(), targets, active)
+    without = linear_nll(hidden, weight, targets, active)
+    assert with_grad.requires_grad and not without.requires_grad
+    assert torch.equal(with_grad, without)
 
 
 def test_checked_ids_are_a_copy():
@@ -50,7 +50,7 @@ def test_checked_ids_are_a_copy():
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace")
-def test_a_trace_holds_for_other_numbers_of_rows():
+def test_traces_work_for_other_batch_sizes():
     weight = torch.randn(50, 8)
 
     def loss(hidden, targets):
@@ -62,8 +62,8 @@ def test_a_trace_holds_for_other_numbers_of_rows():
     assert torch.equal(traced(hidden, targets), loss(hidden, targets))
 
 
-def test_a_gradient_from_outside_of_a_transform_is_not_lost():
-    """There the weight, once something was done to it, does not say that it requires one."""
+def test_gradients_flow_out_of_transforms():
+    """Inside a transform, requires_grad of an intermediate tensor is False."""
     hidden, targets = torch.randn(6, 16), torch.arange(6)
     active, x = targets >= 0, torch.tensor(2.0)
     found = {}
@@ -79,24 +79,24 @@ def test_a_gradient_from_outside_of_a_transform_is_not_lost():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_ids_are_checked_in_a_batch_of_calls_too():
+def test_checked_ids_works_in_vmap():
     ids = torch.tensor([[1, 2], [0, 1]])
     assert torch.equal(torch.func.vmap(lambda row: checked_ids("words", row, 3))(ids), ids)
 
 
-def test_ids_that_are_not_active_are_not_looked_at():
+def test_inactive_ids_are_not_checked():
     ids, active = torch.tensor([-100, 4, 99]), torch.tensor([False, True, False])
     assert checked_ids("targets", ids, 10, active).tolist() == [0, 4, 0]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_first_bad_id_is_named(compiled):
+def test_error_names_the_first_bad_id(compiled):
     check = torch.compile(checked_ids, backend="eager", fullgraph=True) if compiled else checked_ids
     with pytest.raises(ValueError, match="words=12: outside the vocabulary of 10 words; .*0 to 9"):
         check("words", torch.tensor([1, 12, 13]), 10)
 
 
-def test_a_compiler_sees_one_node_and_never_looks_inside():
+def test_compilers_see_a_single_node():
     graphs = []
 
     def backend(graph, inputs):
@@ -112,7 +112,7 @@ def test_a_compiler_sees_one_node_and_never_looks_inside():
 
 
 class Ignored(torch.autograd.Function):
-    """A number that does not depend on what it is given."""
+    """A function without a gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -123,7 +123,7 @@ class Ignored(torch.autograd.Function):
         return None
 
 
-def test_a_sum_that_does_not_matter_has_no_gradients():
+def test_unused_sum_has_no_gradients():
     hidden, weight, targets, active = problem(2, 4, 5, 1.1)
     Ignored.apply(linear_nll_chunked.linear_nll_sum(hidden, weight, targets, active)).backward()
     assert all(x.grad is None or not x.grad.any() for x in (hidden, weight))

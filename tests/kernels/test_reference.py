@@ -1,4 +1,4 @@
-"""The definition of correct, against PyTorch's own cross-entropy and against arithmetic by hand."""
+"""The reference implementation, compared with PyTorch's cross-entropy."""
 
 import math
 
@@ -13,14 +13,14 @@ from zipflm.kernels.reference import autocast, linear_nll
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def test_a_case_by_hand():
+def test_hand_computed_case():
     """Logits 0 and log 3: probabilities 1/4 and 3/4."""
     hidden, weight = torch.tensor([[1.0], [1.0]]), torch.tensor([[0.0], [math.log(3)]])
     nll = linear_nll(hidden, weight, torch.tensor([0, 1]), torch.tensor([True, True]))
     assert_close(nll, torch.tensor([math.log(4), math.log(4 / 3)]), 1e-6)
 
 
-def test_is_cross_entropy_with_its_gradients():
+def test_matches_cross_entropy_and_its_gradients():
     arguments = problem(17, 12, 31, 1.1, torch.float64)
 
     def cross_entropy(hidden, weight, targets, active):
@@ -32,7 +32,7 @@ def test_is_cross_entropy_with_its_gradients():
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e300])
-def test_rows_that_are_not_active_cost_and_teach_exactly_nothing(poison):
+def test_inactive_rows_affect_nothing(poison):
     hidden, weight, targets, active = problem(40, 16, 50, 0.5, torch.float64)
     results = []
     for value in (0.0, poison):
@@ -45,7 +45,7 @@ def test_rows_that_are_not_active_cost_and_teach_exactly_nothing(poison):
     assert (nll[~active] == 0).all() and (d_hidden[~active] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_losses_are_float32_or_float64(dtype):
     nll = linear_nll(*problem(4, 8, 10, 1.1, dtype))
     assert nll.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -60,7 +60,7 @@ def test_has_a_second_derivative():
 
 @pytest.mark.parametrize("lowered_to", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_autocast_lowers_what_a_matrix_product_would(dtype, lowered_to):
+def test_autocast_matches_matrix_products(dtype, lowered_to):
     matrix = torch.eye(3, dtype=dtype)
     with torch.autocast("cpu", lowered_to):
         assert autocast(matrix).dtype == (matrix @ matrix).dtype

@@ -1,4 +1,4 @@
-"""The product that leaves exponentials, in Triton's interpreter unless there is a GPU."""
+"""Products that write exponentials, on a GPU or in Triton's interpreter."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ triton = pytest.importorskip("triton")
 from zipflm.kernels import softmax_triton  # noqa: E402
 from zipflm.kernels.softmax_triton import hidden_gradient, row_exps  # noqa: E402
 
-# On a GPU products of float32 would be rounded; bfloat16 is what it is for.
+# GPUs would round float32 products; the kernel is for bfloat16.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-# Of one entry of the gradient, however small: its own rounding, and that of a logit near 500.
+# Relative error of each entry of the gradient: its own rounding, and that of a logit near 500.
 TOLERANCE = (2**-8 if DEVICE == "cuda" else 0) + 2e-4
 
 
 def problem(rows=37, width=72, words=131, padded=256, scale=0.3):
-    """Hidden vectors, weights with rows of zeros behind the words, targets and active rows."""
+    """Hidden vectors, weights padded with zeros, targets and active rows."""
     torch.manual_seed(rows + width + words)
     hidden = torch.randn(rows, width).to(DEVICE, DTYPE)
     weight = torch.zeros(padded, width, device=DEVICE, dtype=DTYPE)
@@ -33,7 +33,7 @@ def logits_of(hidden, weight, words):
 
 
 def require_exact(hidden, weight, words, targets, active):
-    """Loss and gradient are those of float64; returns the scales."""
+    """Compare loss and gradient with float64; return the scales."""
     nll, exps, scale, miss = row_exps(hidden, weight, words, targets, active)
     logits = logits_of(hidden, weight, words)
     expected = F.cross_entropy(logits, targets, reduction="none").where(active, 0.0)
@@ -57,12 +57,12 @@ def require_exact(hidden, weight, words, targets, active):
         {"rows": 130, "width": 200, "words": 300, "padded": 384},
     ],
 )
-def test_loss_and_gradient_are_those_of_a_softmax(size):
+def test_loss_and_gradient_match_softmax(size):
     require_exact(*problem(**size))
 
 
-def test_a_confident_row_keeps_the_digits_of_its_gradient():
-    """One minus a probability near one is computed from the others, not from that probability."""
+def test_confident_rows_have_accurate_gradients():
+    """1 - p of a probable target is computed from the other words."""
     hidden, weight, words, targets, active = problem()
     logits = logits_of(hidden, weight, words)
     targets = logits.argmax(-1)
@@ -73,8 +73,8 @@ def test_a_confident_row_keeps_the_digits_of_its_gradient():
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered|invalid value:RuntimeWarning")
-def test_a_row_whose_target_is_hopeless_is_computed_anew():
-    """Its exponentials are beyond float32, those of other rows are not."""
+def test_rows_with_unlikely_targets_are_recomputed():
+    """Their exponentials overflow float32."""
     hidden, weight, words, targets, active = problem()
     hidden[3:5] *= 40
     targets[3:5] = logits_of(hidden, weight, words)[3:5].argmin(-1)
@@ -87,18 +87,18 @@ def test_a_row_whose_target_is_hopeless_is_computed_anew():
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("bad", ["nan", "inf"])
-def test_what_is_not_a_number_stays_in_its_row(bad):
+def test_nan_stays_in_its_row(bad):
     hidden, weight, words, targets, active = problem()
     hidden[0, 0] = float(bad)
     weight[:words, 0] = -weight[:words, 0].abs()
-    weight[targets[0], 0] *= -1  # with infinity, the target is all and the others are nothing
+    weight[targets[0], 0] *= -1  # with infinity, the target has all of the probability
     nll, _, scale, miss = row_exps(hidden, weight, words, targets, active)
     for numbers in (nll, scale, miss):
         assert numbers[0].isnan()
         assert numbers[1:].isfinite().all()
 
 
-def test_statistics_are_float32_whatever_is_the_default():
+def test_statistics_ignore_the_default_dtype():
     arguments = problem()
     expected = row_exps(*arguments)
     for dtype in (torch.float16, torch.float64):
@@ -111,7 +111,7 @@ def test_statistics_are_float32_whatever_is_the_default():
             assert torch.equal(one, other)
 
 
-def test_the_gradient_of_hidden_vectors_has_the_target_in_full_precision():
+def test_hidden_gradient_has_the_target_in_full_precision():
     hidden, weight, words, targets, active = problem()
     exps = row_exps(hidden, weight, words, targets, active)
     unscaled = exps.exps_RV.float() @ weight.float()
@@ -122,22 +122,22 @@ def test_the_gradient_of_hidden_vectors_has_the_target_in_full_precision():
     assert_close(ours, gradient @ weight[:words].double(), TOLERANCE / 4)
 
 
-def test_arguments_need_not_be_contiguous():
+def test_accepts_strided_arguments():
     hidden, weight, words, targets, active = problem()
-    straight = row_exps(hidden, weight, words, targets, active)
-    crooked = row_exps(
+    contiguous = row_exps(hidden, weight, words, targets, active)
+    strided = row_exps(
         hidden.T.contiguous().T,
         weight.T.contiguous().T,
         words,
         targets.repeat_interleave(2)[::2],
         active.repeat_interleave(2)[::2],
     )
-    for one, other in zip(straight, crooked, strict=True):
+    for one, other in zip(contiguous, strided, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("room", "words"), [(232_448, 256), (166_912, 128), (101_376, 128)])
-def test_tiles_are_as_large_as_a_gpu_has_room_for(monkeypatch, room, words):
+def test_tile_size_depends_on_shared_memory(monkeypatch, room, words):
     class Properties:
         shared_memory_per_block_optin = room
         multi_processor_count = 7

@@ -1,4 +1,4 @@
-"""Sums of rows by target, in Triton's interpreter unless there is a GPU."""
+"""Sums of rows by target, on a GPU or in Triton's interpreter."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from zipflm.kernels.softmax_triton import subtract_targets  # noqa: E402
     ("rows", "words"),
     [(1, 1), (16, 1), (17, 2), (17, 200), (100, 3), (100, 200), (300, 1), (300, 2)],
 )
-def test_every_row_is_taken_from_its_target_once_and_in_one_order(monkeypatch, rows, words):
-    """Also of targets that go on over two pieces, and over more than are added at once."""
+def test_subtracts_every_row_once_in_fixed_order(monkeypatch, rows, words):
+    """Including targets that span several pieces."""
     monkeypatch.setattr(softmax_triton, "_PIECE", 16)
     hidden = torch.randn(rows, 264, device=DEVICE)
     targets = torch.randint(words, (rows,), device=DEVICE)

@@ -1,4 +1,4 @@
-"""Suggested bands: what they must respect, what they must beat, and against exhaustive search."""
+"""Suggested bands, compared with exhaustive search, random cutoffs and the paper's bands."""
 
 import time
 from itertools import combinations
@@ -21,7 +21,7 @@ PLAIN = Costs(per_logit=0.0, tail_product=1.0, per_tail=0.0)
 
 
 @pytest.mark.parametrize("cutoffs", [(), (30,), (20, 60), (5, 20, 60)])
-def test_parameters_are_those_of_a_tied_pair(cutoffs):
+def test_params_match_a_tied_pair(cutoffs):
     bands = Bands(200, cutoffs, 64, 4)
     embedding = AdaptiveEmbedding(bands)
     softmax = AdaptiveSoftmax(bands, tied_to=embedding, tie="projections") if cutoffs else None
@@ -30,7 +30,7 @@ def test_parameters_are_those_of_a_tied_pair(cutoffs):
     assert weigh(bands, zipf(200)).params == built
 
 
-def test_products_are_those_of_the_config_but_for_projecting_every_token():
+def test_cost_matches_config_and_projects_every_token():
     counts = zipf(500)
     bands = Bands(500, (40, 200), 64, 4)
     weighed = weigh(bands, counts, PLAIN)
@@ -45,7 +45,7 @@ def test_products_are_those_of_the_config_but_for_projecting_every_token():
     assert weighed.mean_width == pytest.approx(widths)
 
 
-def every_cut(vocab_size, dim, numbers, counts, budget, costs):
+def all_cutoffs(vocab_size, dim, numbers, counts, budget, costs):
     for number in numbers:
         for cutoffs in combinations(range(1, vocab_size), number):
             weighed = weigh(Bands(vocab_size, cutoffs, dim), counts, costs)
@@ -55,13 +55,13 @@ def every_cut(vocab_size, dim, numbers, counts, budget, costs):
 
 @settings(max_examples=25)
 @given(st.integers(4, 22), st.integers(0, 2**32 - 1), st.floats(0.2, 1.1), st.data())
-def test_no_cut_of_a_small_vocabulary_is_better(vocab_size, seed, part, data):
+def test_matches_exhaustive_search_on_small_vocabularies(vocab_size, seed, part, data):
     random = np.random.default_rng(seed)
     counts = np.sort(random.pareto(1.0, vocab_size) + 0.01)[::-1]
     costs = data.draw(st.sampled_from([PLAIN, CPU, H200]))
     dim, numbers = 128, [data.draw(st.integers(1, 3))]
     budget = int(part * weigh(Bands(vocab_size, (), dim), counts).params) + 128 * 8 * 8
-    rivals = list(every_cut(vocab_size, dim, numbers, counts, budget, costs))
+    rivals = list(all_cutoffs(vocab_size, dim, numbers, counts, budget, costs))
     if not rivals:
         with pytest.raises(ValueError, match="budget"):
             suggest(counts, dim=dim, budget=budget, tails=numbers[0], costs=costs)
@@ -73,7 +73,7 @@ def test_no_cut_of_a_small_vocabulary_is_better(vocab_size, seed, part, data):
 
 @pytest.mark.parametrize("costs", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("vocab_size", [3_000, 40_000])
-def test_random_cuts_of_a_large_vocabulary_are_no_better(vocab_size, costs):
+def test_beats_random_cutoffs_on_large_vocabularies(vocab_size, costs):
     counts = zipf(vocab_size, shift=2.7)
     random = np.random.default_rng(0)
     found = suggest(counts, dim=256, costs=costs)
@@ -89,7 +89,7 @@ def test_random_cuts_of_a_large_vocabulary_are_no_better(vocab_size, costs):
 
 @pytest.mark.parametrize("costs", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize(("vocab_size", "dim"), [(267_744, 1024), (33_280, 512), (15_984, 128)])
-def test_it_beats_the_papers_proportions_with_no_more_parameters(vocab_size, dim, costs):
+def test_beats_the_papers_proportions(vocab_size, dim, costs):
     counts = zipf(vocab_size, shift=2.7)
     paper = weigh(paper_bands(vocab_size, dim), counts, costs)
     found = suggest(counts, dim=dim, costs=costs)
@@ -100,15 +100,15 @@ def test_it_beats_the_papers_proportions_with_no_more_parameters(vocab_size, dim
     assert covering.score >= paper.score
 
 
-def test_the_papers_bands_are_the_papers():
+def test_paper_bands():
     assert paper_bands(267_744, 1024) == Bands(267_744, (20_000, 60_000), 1024)
     assert paper_bands(3, 64).cutoffs == (1, 2)
     assert paper_bands(1, 64).cutoffs == ()
-    assert paper_bands(267_744, 8).cutoffs == (20_000,)  # a second tail would have no width
-    assert paper_bands(267_744, 64, most_tails=1).cutoffs == (20_000,)
+    assert paper_bands(267_744, 8).cutoffs == (20_000,)  # a second tail would have width 0
+    assert paper_bands(267_744, 64, max_tails=1).cutoffs == (20_000,)
 
 
-def test_more_parameters_buy_width_and_never_a_worse_score():
+def test_larger_budgets_increase_width_and_score():
     counts = zipf(20_000)
     found = [
         suggest(counts, dim=256, budget=budget) for budget in range(800_000, 6_000_000, 400_000)
@@ -118,21 +118,21 @@ def test_more_parameters_buy_width_and_never_a_worse_score():
     assert suggest(counts, dim=256, budget=10**9).mean_width > 250
 
 
-def test_a_tail_that_costs_much_is_left_out():
+def test_avoids_expensive_tails():
     counts, budget = zipf(5_000), 1_150_000
     cheap = suggest(counts, dim=512, budget=budget, costs=PLAIN)
     dear = suggest(counts, dim=512, budget=budget, costs=Costs(0.0, 1.0, 1e9))
     assert dear.bands.num_tails < cheap.bands.num_tails
 
 
-def test_the_head_covers_what_was_asked_for():
+def test_head_reaches_requested_coverage():
     counts = zipf(10_000)
     for coverage in (0.5, 0.8, 0.95):
         found = suggest(counts, dim=128, budget=10**8, coverage=coverage, tails=2)
         assert found.coverage[0] >= coverage
 
 
-def test_a_million_words_take_less_than_a_second():
+def test_million_words_take_less_than_a_second():
     counts = zipf(1_000_000)
     start = time.process_time()
     found = suggest(counts, dim=1024)
@@ -140,7 +140,7 @@ def test_a_million_words_take_less_than_a_second():
     assert found == suggest(counts, dim=1024)
 
 
-def test_bands_suggest_and_explain_themselves():
+def test_bands_suggest_and_explain():
     counts = zipf(20_000).astype(int)
     bands = Bands.suggest(counts, dim=512, budget=4_000_000)
     assert bands == suggest(counts, dim=512, budget=4_000_000).bands
@@ -151,18 +151,18 @@ def test_bands_suggest_and_explain_themselves():
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("dim", [1, 3, 64])
-def test_tiny_vocabularies_and_widths_have_bands_too(vocab_size, dim):
+def test_suggests_bands_for_tiny_vocabularies(vocab_size, dim):
     bands = Bands.suggest(np.arange(vocab_size, 0, -1), dim=dim)
     assert bands.vocab_size == vocab_size and bands.dim == dim
 
 
-def test_every_number_of_tails_has_a_budget_of_its_own_by_default():
+def test_default_budget_allows_any_number_of_tails():
     counts = zipf(5_000)
     for tails in range(4):
         assert suggest(counts, dim=256, tails=tails).bands.num_tails == tails
 
 
-def test_bands_of_one_width_are_cut_for_time_alone():
+def test_equal_widths_minimise_time():
     found = suggest(zipf(2_000), dim=64, factor=1, tails=1, costs=PLAIN)
     assert found.mean_width == pytest.approx(64)
     assert found.cost == min(
@@ -170,11 +170,11 @@ def test_bands_of_one_width_are_cut_for_time_alone():
     )
 
 
-def test_specials_in_front_may_stand_outside_the_order():
+def test_special_tokens_can_be_unordered():
     assert Bands.suggest([0, 0, 50, 3, 900, 800, 20, 1, 0], dim=64).vocab_size == 9
 
 
-def test_the_advice_for_unranked_counts_ranks_the_ids_too():
+def test_error_for_unordered_counts_explains_the_fix():
     ids = np.repeat(np.arange(9), [3, 1, 4, 1, 5, 9, 2, 6, 5])
     counts = np.bincount(ids)
     with pytest.raises(ValueError, match="counts: .*argsort") as error:
@@ -189,7 +189,7 @@ def test_the_advice_for_unranked_counts_ranks_the_ids_too():
     ("counts", "options", "message"),
     [
         ([0, 0, 0], {}, "all 0"),
-        ([9, 8, 7, 6, 5, 1, 4], {}, "id 6 occurs 4 times, more than the one before"),
+        ([9, 8, 7, 6, 5, 1, 4], {}, "id 6 occurs 4 times, more than the id before"),
         ([9, 8, 7], {"tails": 3}, "tails=3"),
         ([9, 8, 7], {"dim": 3, "tails": 1}, "tails=1.*dim=3"),
         ([9, 8, 7], {"budget": 10}, "budget=10.*at least [0-9,]+ parameters"),
@@ -198,11 +198,11 @@ def test_the_advice_for_unranked_counts_ranks_the_ids_too():
         ([9, 8, 7], {"factor": 0.5}, "factor=0.5"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(counts, options, message):
+def test_rejects_impossible_requests(counts, options, message):
     with pytest.raises(ValueError, match=message):
         Bands.suggest(counts, **({"dim": 64} | options))
 
 
-def test_counts_must_fit_the_bands_they_weigh():
-    with pytest.raises(ValueError, match="3 of them for bands of 9 words"):
+def test_rejects_wrong_number_of_counts():
+    with pytest.raises(ValueError, match="got 3 for bands of 9 words"):
         weigh(Bands(9, (3,), 8), [3, 2, 1])

@@ -1,4 +1,4 @@
-"""Plain DDP on two processes: no `find_unused_parameters`, also when a rank's bands are empty."""
+"""Plain DDP works without `find_unused_parameters`, even if a rank has empty bands."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zipflm import LanguageModel, preset
 
-# Rank 0 sees head words alone, rank 1 all bands.
+# Rank 0 only has head words, rank 1 has words of all bands.
 WORDS = torch.tensor([[2, 5, 17, 399], [2, 500, 3999, 7]])
 TARGETS = torch.tensor([[5, 17, 399, 2], [500, 3999, 7, 1700]])
 
@@ -35,7 +35,7 @@ def work(rank, folder):
     )
     model = make_model()
     loss = DistributedDataParallel(Loss(model))
-    for _ in range(2):  # an unused parameter would show in the second step
+    for _ in range(2):  # DDP reports unused parameters in the second step
         model.zero_grad()
         loss(WORDS[rank : rank + 1], TARGETS[rank : rank + 1]).backward()
     if rank == 0:
@@ -44,7 +44,7 @@ def work(rank, folder):
 
 
 @pytest.mark.multi_process
-def test_two_processes_give_the_gradients_of_one(tmp_path):
+def test_gradients_match_one_process(tmp_path):
     mp.spawn(work, (str(tmp_path),), nprocs=2)
     model = make_model()
     model.nll(WORDS, TARGETS).mean().backward()

@@ -24,13 +24,13 @@ MIXED = replace(MODERN, input_residual=True, value_residual=True, attention_gate
 
 
 @pytest.mark.parametrize("dim", [32, 33, 1024])
-def test_sinusoids_equal_the_published_table(dim):
+def test_sinusoids_match_published_table(dim):
     table = load("modules/sinusoidal.npz")[f"table_dim{dim}_pad1"]
-    # Rows 0 and 1 of theirs belong to no word: the first word stands at 2.
+    # Their rows 0 and 1 are unused: the first word is at position 2.
     torch.testing.assert_close(sinusoids(62, dim), table[2:], rtol=0, atol=1e-5)
 
 
-def test_long_sequences_need_no_larger_table():
+def test_sinusoids_of_long_sequences():
     golden = load("modules/sinusoidal.npz")
     table = sinusoids(3000, 32)
     torch.testing.assert_close(table[-1], golden["long_last_row"], rtol=0, atol=1e-5)
@@ -40,7 +40,7 @@ def test_long_sequences_need_no_larger_table():
     "config",
     [PLAIN, MODERN, MIXED, replace(PLAIN, final_norm=True), replace(PLAIN, norm_position="after")],
 )
-def test_changing_a_word_changes_nothing_before_it(config):
+def test_is_causal(config):
     decoder = Transformer(config).eval()
     words = torch.randn(2, 9, 32)
     changed = words.clone()
@@ -50,14 +50,14 @@ def test_changing_a_word_changes_nothing_before_it(config):
     assert (before[:, 5:] != after[:, 5:]).any(dim=-1).all()
 
 
-def test_padding_to_the_right_changes_nothing():
+def test_right_padding_changes_nothing():
     decoder = Transformer(PLAIN).eval()
     words = torch.randn(1, 6, 32)
     padded = torch.cat([words, torch.zeros(1, 4, 32)], dim=1)
     assert_close(decoder(padded)[0][:, :6], decoder(words)[0], 1e-6)
 
 
-def test_rotary_products_depend_on_distance_alone():
+def test_rotary_products_depend_only_on_distance():
     query, key = torch.randn(2, 1, 1, 1, 16)
     rotation = rotations(50, 16, torch.device("cpu"))
     queries, keys = (rotate(x.expand(1, 50, 1, 16), rotation)[0, :, 0] for x in (query, key))
@@ -67,7 +67,7 @@ def test_rotary_products_depend_on_distance_alone():
         assert_close(diagonal, diagonal[:1].expand_as(diagonal), 1e-4)
 
 
-def test_rows_can_have_positions_of_their_own():
+def test_rows_can_have_different_positions():
     positions = torch.tensor([[0, 1, 2], [5, 7, 7]])
     table, cos_sin = (
         sinusoids(3, 32, start=positions),
@@ -79,7 +79,7 @@ def test_rows_can_have_positions_of_their_own():
         assert ours.shape == (2, 3, 1, 8) and ours.equal(all_positions[positions])
 
 
-def test_evaluation_is_free_of_dropout_and_training_is_not():
+def test_dropout_applies_only_in_training():
     decoder = Transformer(PLAIN)
     words = torch.randn(1, 4, 32)
     assert not torch.equal(decoder(words)[0], decoder(words)[0])
@@ -88,7 +88,7 @@ def test_evaluation_is_free_of_dropout_and_training_is_not():
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "relu_dropout"])
-def test_each_of_the_three_dropouts_acts_alone(rate):
+def test_each_dropout_rate_has_an_effect(rate):
     off = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
     words = torch.randn(1, 4, 32)
     quiet = Transformer(replace(PLAIN, **off))
@@ -98,8 +98,8 @@ def test_each_of_the_three_dropouts_acts_alone(rate):
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
-def test_what_replaces_a_projection_or_hooks_into_it_is_called(name):
-    """As adapters and people who look inside do; joined products must not pass them by."""
+def test_calls_forward_hooks_and_replaced_projections(name):
+    """Adapters and hooks must work although products are fused."""
     decoder, words, seen = Transformer(PLAIN), torch.randn(1, 4, 32), []
     layer = decoder.layers[0]
     layer.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
@@ -115,28 +115,28 @@ def test_what_replaces_a_projection_or_hooks_into_it_is_called(name):
 @pytest.mark.parametrize(
     "register", ["register_full_backward_hook", "register_full_backward_pre_hook"]
 )
-def test_hooks_into_the_backward_pass_of_a_projection_are_called(name, register):
+def test_calls_backward_hooks_of_projections(name, register):
     decoder, seen = Transformer(PLAIN), []
     linear = decoder.layers[0].get_submodule(name)
     getattr(linear, register)(lambda *_: seen.append(name))
     decoder(torch.randn(1, 4, 32))[0].sum().backward()
     assert seen == [name]
-    assert not _are_plain(linear)  # what decides on a GPU
+    assert not _are_plain(linear)  # disables fusing on a GPU
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
-def test_a_forward_put_into_a_projection_is_called(name):
-    """As libraries do that move weights to the device when they are needed."""
+def test_calls_patched_forward_of_projections(name):
+    """Offloading libraries patch `forward` to load weights on demand."""
     decoder, words = Transformer(PLAIN).eval(), torch.randn(1, 4, 32)
     before = decoder(words)[0]
     linear = decoder.layers[0].get_submodule(name)
     original = linear.forward
     linear.forward = lambda x: 2 * original(x)
     assert not torch.equal(decoder(words)[0], before)
-    assert not _are_plain(linear)  # what decides on a GPU
+    assert not _are_plain(linear)  # disables fusing on a GPU
 
 
-def test_zero_output_layers_start_as_the_identity():
+def test_zero_output_layers_start_as_identity():
     config = replace(MODERN, init="zero-output", dropout=0.0)
     words = torch.randn(1, 4, 32)
     assert_close(Transformer(config)(words)[0], words * 32**0.5, 1e-6)
@@ -145,8 +145,8 @@ def test_zero_output_layers_start_as_the_identity():
 @pytest.mark.parametrize("config", [PLAIN, MODERN])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("embedded_in", [torch.float32, torch.float16, torch.bfloat16])
-def test_under_autocast_the_residual_stream_has_its_dtype(config, dtype, embedded_in):
-    """Whatever the input layer returns: a looked-up row is float32, a projected one is not."""
+def test_residual_stream_has_the_autocast_dtype(config, dtype, embedded_in):
+    """Looked-up embeddings are float32, projected ones are not."""
     decoder = Transformer(config)
     seen = []
     for layer in decoder.layers:
@@ -157,12 +157,12 @@ def test_under_autocast_the_residual_stream_has_its_dtype(config, dtype, embedde
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_without_autocast_the_residual_stream_has_the_embeddings_dtype(dtype):
+def test_residual_stream_has_the_embedding_dtype(dtype):
     decoder = Transformer(PLAIN).to(dtype)
     assert decoder(torch.randn(1, 4, 32, dtype=dtype))[0].dtype == dtype
 
 
-def test_post_norm_is_torchs_layer_with_the_norm_last():
+def test_post_norm_matches_torchs_layer():
     config = replace(PLAIN, num_layers=1, norm_position="after")
     layer = Transformer(config).eval().layers[0]
     theirs = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=False).eval()
@@ -184,7 +184,7 @@ def test_post_norm_is_torchs_layer_with_the_norm_last():
     assert_close(ours, theirs(hidden, src_mask=mask, is_causal=True), 1e-5)
 
 
-def test_post_norm_ends_with_a_norm_already():
+def test_post_norm_rejects_final_norm():
     with pytest.raises(ValueError, match="final_norm=True"):
         replace(PLAIN, final_norm=True, norm_position="after")
 

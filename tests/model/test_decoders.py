@@ -1,4 +1,4 @@
-"""The decoders besides the Transformer, each against an implementation by its definition."""
+"""Gated convolutions, LSTM and QRNN, compared with word-by-word implementations."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ CONFIGS = {
 
 
 def a_decoder(name, dtype=torch.float64, **changes):
-    """With random weights everywhere, biases and gains included."""
+    """A decoder with random weights, including biases and gains."""
     decoder = build_decoder(replace(CONFIGS[name], **changes)).to(dtype)
     with torch.no_grad():
         for parameter in decoder.parameters():
@@ -35,9 +35,6 @@ def a_decoder(name, dtype=torch.float64, **changes):
 @pytest.fixture
 def words():
     return torch.randn(3, 11, D, dtype=torch.float64)
-
-
-# --- Definitions, word by word. ---
 
 
 def gcnn_by_definition(decoder, words):
@@ -120,13 +117,13 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_its_definition(name, words):
+def test_matches_definition(name, words):
     decoder = a_decoder(name)
     assert_close(decoder(words)[0], DEFINITIONS[name](decoder, words), 1e-12)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_counts_the_parameters_and_shapes_of_what_is_built(name):
+def test_parameter_count_and_shapes_match_built_decoder(name):
     decoder, config = a_decoder(name), CONFIGS[name]
     built = sum(parameter.numel() for parameter in decoder.parameters())
     assert sum(config.params().values()) == built
@@ -136,7 +133,7 @@ def test_counts_the_parameters_and_shapes_of_what_is_built(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_word_sees_a_later_one(name, words):
+def test_is_causal(name, words):
     decoder, changed = a_decoder(name), words.clone()
     changed[:, 6:] += 1
     before, after = decoder(words)[0], decoder(changed)[0]
@@ -146,7 +143,7 @@ def test_no_word_sees_a_later_one(name, words):
 
 @pytest.mark.parametrize("sizes", [[1] * 11, [4, 7], [1, 9, 1]])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_carried_state_equals_one_long_pass(name, sizes, words):
+def test_carried_state_matches_one_long_pass(name, sizes, words):
     decoder, state, parts = a_decoder(name), None, []
     for part in words.split(sizes, dim=1):
         hidden, state = decoder(part, state)
@@ -158,7 +155,7 @@ def test_a_carried_state_equals_one_long_pass(name, sizes, words):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_match_finite_differences(name):
     decoder = a_decoder(name)
     words = torch.randn(1, 3, D, dtype=torch.float64, requires_grad=True)
     state = tuple(torch.randn_like(each) for each in decoder(words)[1])
@@ -173,7 +170,7 @@ def test_gradients_are_those_of_finite_differences(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_dropout_is_for_training(name, words):
+def test_dropout_applies_only_in_training(name, words):
     decoder = a_decoder(name, dropout=0.5)
     assert not torch.equal(decoder(words)[0], decoder(words)[0])
     decoder.eval()
@@ -181,7 +178,7 @@ def test_dropout_is_for_training(name, words):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 16, 17, 100])
-def test_a_scan_is_what_a_loop_computes(length):
+def test_scan_matches_loop(length):
     decay, input = torch.rand(2, length, 3).double(), torch.randn(2, length, 3).double()
     state = start = torch.randn(2, 3).double()
     expected = []
@@ -191,7 +188,7 @@ def test_a_scan_is_what_a_loop_computes(length):
     assert_close(linear_scan(decay, input, start), torch.stack(expected, dim=1), 1e-12)
 
 
-def test_a_scan_is_stable_where_decays_vanish():
+def test_scan_is_stable_for_tiny_decays():
     decay = torch.full((1, 2000, 2), 1e-30)
     decay[..., 1] = 1 - 1e-7
     states = linear_scan(decay, torch.ones(1, 2000, 2), torch.zeros(1, 2))
@@ -199,8 +196,8 @@ def test_a_scan_is_stable_where_decays_vanish():
     assert_close(states[0, -1, 1] / 2000, torch.tensor(1.0), 1e-3)
 
 
-def test_trained_weights_are_normalized_again(words):
-    """Fused optimizers do not count their changes as versions of a weight."""
+def test_fused_optimizers_invalidate_cached_weights(words):
+    """Fused optimizers do not increment the version of a weight."""
     decoder = a_decoder("gcnn")
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=0.1, fused=True)
     for is_switched in (True, False):
@@ -213,7 +210,7 @@ def test_trained_weights_are_normalized_again(words):
                 assert_close(decoder(words)[0], gcnn_by_definition(decoder, words), 1e-12)
 
 
-def test_weights_that_change_are_normalized_again(words):
+def test_changed_weights_invalidate_cached_weights(words):
     decoder = a_decoder("gcnn").eval()
     with torch.no_grad():
         before = decoder(words)[0]
@@ -223,7 +220,7 @@ def test_weights_that_change_are_normalized_again(words):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_computes_in_half_precision_under_autocast(name, words):
+def test_uses_half_precision_under_autocast(name, words):
     decoder, words = a_decoder(name, torch.float32), words.float()
     exact, _ = decoder(words)
     with torch.autocast("cpu", torch.bfloat16):
@@ -242,9 +239,9 @@ def test_computes_in_half_precision_under_autocast(name, words):
         (lambda: GatedConvolutionDecoder(dim=8, blocks=()), "blocks=.*at least one"),
         (lambda: GatedConvolutionDecoder(dim=8, blocks=((0, 4, 0),)), "kernel:width:bottleneck"),
         (lambda: QRNNDecoder(dim=8, hidden_dim=8, window=0), "window=0: must be at least 1"),
-        (lambda: QRNNDecoder(dim=8, hidden_dim=8, dropout=1), "dropout=1: must lie in"),
+        (lambda: QRNNDecoder(dim=8, hidden_dim=8, dropout=1), "dropout=1: must be in"),
     ],
 )
-def test_impossible_decoders_fail_when_written(make, message):
+def test_rejects_impossible_decoders(make, message):
     with pytest.raises(ValueError, match=message):
         make()

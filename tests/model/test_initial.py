@@ -1,4 +1,4 @@
-"""First values: stated once per parameter, and a function of the seed and the name alone."""
+"""Initial values of parameters."""
 
 import math
 
@@ -20,12 +20,12 @@ def built(config):
 
 
 @pytest.mark.parametrize("name", FACTORIZATIONS)
-def test_every_parameter_of_a_model_says_how_it_begins(name):
+def test_every_parameter_has_an_initialization(name):
     model = built(preset("tiny", name))
     assert initialization.fills(model).keys() == dict(model.named_parameters()).keys()
 
 
-def test_values_follow_from_seed_and_name_and_not_from_what_was_drawn_before():
+def test_values_depend_only_on_seed_and_name():
     like, fill = torch.empty(40, 30, device="meta"), initialization.table()
     first = initialization.first_value(1, "a", fill, like)
     torch.randn(17)
@@ -33,12 +33,12 @@ def test_values_follow_from_seed_and_name_and_not_from_what_was_drawn_before():
     for seed, name in ((2, "a"), (1, "b"), (11, "a")):
         other = initialization.first_value(seed, name, fill, like)
         assert not torch.equal(other, first)
-        # Nor are they the same numbers in another order or at another place.
+        # Nor correlated.
         both = torch.stack([other.flatten(), first.flatten()])
         assert torch.corrcoef(both)[0, 1].abs() < 0.1
 
 
-def test_a_layer_alone_draws_from_torchs_global_generator():
+def test_standalone_layers_use_the_global_generator():
     torch.manual_seed(3)
     first, second = AdaptiveEmbedding(BANDS), AdaptiveEmbedding(BANDS)
     torch.manual_seed(3)
@@ -50,24 +50,22 @@ def test_a_layer_alone_draws_from_torchs_global_generator():
 
 
 @pytest.mark.parametrize("tie", ["none", "embeddings"])
-def test_a_model_and_a_layer_alone_have_the_same_distributions(tie):
-    """Of every parameter, mean and deviation."""
+def test_models_and_standalone_layers_have_the_same_distributions(tie):
     torch.manual_seed(1)
     embedding = AdaptiveEmbedding(BANDS, padding_idx=1)
     softmax = AdaptiveSoftmax(BANDS, tied_to=embedding if tie != "none" else None, tie=tie)
     for layer in (embedding, softmax):
-        how = initialization.fills(layer)
+        fills = initialization.fills(layer)
         for name, alone in layer.named_parameters():
-            other = initialization.first_value(1, name, how[name], alone)
+            other = initialization.first_value(1, name, fills[name], alone)
             count = alone.numel()
             assert other.std() == pytest.approx(alone.std().item(), rel=6 / math.sqrt(count)), name
             assert other.mean() == pytest.approx(0, abs=5 * other.std().item() / math.sqrt(count))
-    assert not initialization.first_value(1, "a", initialization.table(1), embedding.embeddings[0])[
-        1
-    ].any()
+    table = initialization.first_value(1, "a", initialization.table(1), embedding.embeddings[0])
+    assert not table[1].any()
 
 
-def test_pytorchs_own_distribution_is_that_of_its_layers():
+def test_torch_linear_matches_pytorch():
     linear = torch.nn.Linear(64, 500)
     bound = 1 / 8
     for part in (linear.weight, linear.bias):
@@ -76,19 +74,19 @@ def test_pytorchs_own_distribution_is_that_of_its_layers():
     assert ours.abs().max() <= bound and ours.std() == pytest.approx(bound / 3**0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("how", ["paper", "fairseq", "zero-output"])
-def test_the_rules_of_a_decoder_layer(how):
+@pytest.mark.parametrize("init", ["paper", "fairseq", "zero-output"])
+def test_initialization_of_decoder_layers(init):
     layer = DecoderLayer(
-        TransformerDecoder(dim=64, ffn_dim=128, num_layers=1, num_heads=2, init=how)
+        TransformerDecoder(dim=64, ffn_dim=128, num_layers=1, num_heads=2, init=init)
     )
     zero = {name for name, param in layer.named_parameters() if not param.any()}
     biases = {f"{name}.bias" for name in ("query", "key", "value", "ffn_in", "ffn_out")}
     always = {"attention_out.bias", "attention_norm.bias", "ffn_norm.bias"}
     outputs = {"attention_out.weight", "ffn_out.weight"}
     more = {"paper": biases, "fairseq": set(), "zero-output": biases | outputs}
-    assert zero == always | more[how]
+    assert zero == always | more[init]
     xavier = (6 / (64 + 128)) ** 0.5
     assert layer.ffn_in.weight.abs().max().item() == pytest.approx(
-        1 / 8 if how == "fairseq" else xavier, rel=0.01
+        1 / 8 if init == "fairseq" else xavier, rel=0.01
     )
     assert layer.query.weight.abs().max().item() == pytest.approx((3 / 128) ** 0.5, rel=0.01)

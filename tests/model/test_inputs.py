@@ -14,7 +14,7 @@ BANDS = Bands(vocab_size=100, cutoffs=(10, 40), dim=16, factor=4)
 
 
 @pytest.mark.parametrize("case", ["same", "proj", "exact"])
-def test_adaptive_embedding_equals_the_published_code(case):
+def test_adaptive_embedding_matches_published_code(case):
     golden = load("modules/adaptive_input.npz")[case]
     bands = Bands(
         golden["vocab_size"], tuple(golden["cutoff"]), golden["initial_dim"], golden["factor"]
@@ -43,14 +43,14 @@ def look_up_one(layer, word):
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12))
-def test_equals_looking_words_up_one_by_one(words):
+def test_matches_lookup_word_by_word(words):
     layer = AdaptiveEmbedding(BANDS, 24).double()
     expected = torch.stack([look_up_one(layer, word) for word in words])
     assert_close(layer(torch.tensor(words)), expected, 1e-12)
 
 
 @pytest.mark.parametrize("words", [[0], [99], [0, 9], [10, 39], [40, 99], [0, 10, 40]])
-def test_bands_that_are_empty_single_or_full_all_get_gradients(words):
+def test_all_bands_get_gradients(words):
     layer = AdaptiveEmbedding(BANDS)
     layer(torch.tensor(words)).sum().backward()
     for name, parameter in layer.named_parameters():
@@ -61,12 +61,12 @@ def test_bands_that_are_empty_single_or_full_all_get_gradients(words):
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 1, 4)])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8])
-def test_any_leading_dimensions_and_integer_type(shape, dtype):
+def test_accepts_any_shape_and_integer_dtype(shape, dtype):
     words = torch.randint(100, shape).to(dtype)
     assert AdaptiveEmbedding(BANDS, 24)(words).shape == (*shape, 24)
 
 
-def test_the_padding_word_starts_at_zero():
+def test_padding_starts_at_zero():
     layer = AdaptiveEmbedding(BANDS, padding_idx=1)
     assert layer(torch.tensor(1)).abs().max() == 0
     assert (layer.embeddings[1] != 0).all()  # only the head has a padding word
@@ -74,18 +74,18 @@ def test_the_padding_word_starts_at_zero():
 
 @pytest.mark.parametrize("layer", [AdaptiveEmbedding(BANDS), FixedEmbedding(100, 8, 16)])
 @pytest.mark.parametrize("word", [-1, 100])
-def test_an_id_outside_the_vocabulary_is_refused(layer, word):
+def test_rejects_ids_outside_the_vocabulary(layer, word):
     with pytest.raises(ValueError, match=f"words={word}: outside the vocabulary of 100 words"):
         layer(torch.tensor([[3, word]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
-def test_ids_that_are_not_integers_are_refused(dtype):
+def test_rejects_non_integer_ids(dtype):
     with pytest.raises(ValueError, match=r"words.dtype=.*integers.*words.long\(\)"):
         AdaptiveEmbedding(BANDS)(torch.zeros(3, dtype=dtype))
 
 
-def test_a_padding_word_outside_the_head_is_refused():
+def test_rejects_padding_outside_the_head():
     with pytest.raises(ValueError, match="padding_idx=10: must be a word of the head"):
         AdaptiveEmbedding(BANDS, padding_idx=10)
 
@@ -97,7 +97,7 @@ def character_layer(golden):
     return CharacterEmbedding(spellings, 20, char_dim=12, filters=filters, highway_layers=2)
 
 
-def test_character_embedding_equals_the_published_code():
+def test_character_embedding_matches_published_code():
     golden = load("modules/char_embedder.npz")["highway2"]
     layer = character_layer(golden).double()
     names = {"bytes": "char_embeddings.weight", "symbols": "symbol_embeddings"}
@@ -115,7 +115,7 @@ def test_character_embedding_equals_the_published_code():
         assert_close(layer.get_parameter(ours).grad, golden["grads"][theirs], 1e-10, ours)
 
 
-def test_character_embedding_starts_like_the_published_code():
+def test_character_embedding_initialization_matches_published_code():
     torch.manual_seed(0)
     golden = load("modules/char_embedder.npz")["init_stats"]
     spellings = torch.zeros(10, 50, dtype=torch.int16)
@@ -134,14 +134,13 @@ def test_character_embedding_starts_like_the_published_code():
     for ours, name in theirs.items():
         parameter = layer.get_parameter(ours)
         assert list(parameter.shape) == golden[name]["shape"]
-        # 512 draws for the symbols: their deviation is known to a few per cent only.
-        assert parameter.std().item() == pytest.approx(golden[name]["std"], rel=0.08, abs=1e-9), (
-            ours
-        )
+        # The symbols have only 512 values, hence the tolerance.
+        std = parameter.std().item()
+        assert std == pytest.approx(golden[name]["std"], rel=0.08, abs=1e-9), ours
         assert parameter.mean().item() == pytest.approx(golden[name]["mean"], abs=0.01), ours
 
 
-def test_words_of_the_same_spelling_get_the_same_vector():
+def test_equal_spellings_give_equal_vectors():
     golden = load("modules/char_embedder.npz")["highway2"]
     layer = character_layer(golden)
     layer.spellings_VC[50] = layer.spellings_VC[4]
@@ -150,7 +149,7 @@ def test_words_of_the_same_spelling_get_the_same_vector():
     assert not torch.equal(vectors[0], vectors[2])
 
 
-def test_characters_of_no_words_and_of_turned_batches():
+def test_character_embedding_accepts_empty_and_transposed_batches():
     layer = character_layer(load("modules/char_embedder.npz")["highway2"])
     assert layer(torch.zeros(0, 3, dtype=torch.int64)).shape == (0, 3, 20)
     words = torch.randint(400, (2, 5))
@@ -158,11 +157,11 @@ def test_characters_of_no_words_and_of_turned_batches():
 
 
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
-def test_each_distinct_word_spelt_once_gives_the_same_vectors_and_gradients(precision):
+def test_unique_tokens_give_the_same_vectors_and_gradients(precision):
     layer = character_layer(load("modules/char_embedder.npz")["highway2"])
     layer = layer.double() if precision is None else layer
     words = torch.randint(len(layer.spellings_VC), (3, 40))
-    words[:, ::2] = 5  # one word very often, as in a text
+    words[:, ::2] = 5
     factors = torch.randn(3, 40, 20)
 
     def run(inputs):
@@ -181,8 +180,6 @@ def test_each_distinct_word_spelt_once_gives_the_same_vectors_and_gradients(prec
         assert_close(ours, theirs, tolerance)
 
 
-# --- Sparse gradients. ---
-
 SPARSE = {
     "adaptive": lambda sparse: AdaptiveEmbedding(BANDS, 24, padding_idx=1, sparse=sparse),
     "fixed": lambda sparse: FixedEmbedding(100, 16, 16, 1, sparse=sparse),
@@ -194,7 +191,7 @@ def tables(layer):
 
 
 def sparse_and_dense(kind, words):
-    """Both layers after a backward pass, with whole numbers, which sum up exactly in any order."""
+    """Both layers after a backward pass on whole numbers, whose sums are exact in any order."""
     layers = [SPARSE[kind](sparse) for sparse in (True, False)]
     layers[1].load_state_dict(layers[0].state_dict())
     assert torch.equal(layers[0](words), layers[1](words))
@@ -208,7 +205,7 @@ def sparse_and_dense(kind, words):
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 99), max_size=30), st.sampled_from(list(SPARSE)))
-def test_sparse_gradients_hold_the_rows_of_dense_ones_and_no_others(words, kind):
+def test_sparse_gradients_match_dense_ones(words, kind):
     sparse, dense = sparse_and_dense(kind, torch.tensor([words], dtype=torch.int64))
     for ours, theirs in zip(sparse.parameters(), dense.parameters(), strict=True):
         assert torch.equal(ours.grad.to_dense(), theirs.grad)
@@ -220,8 +217,8 @@ def test_sparse_gradients_hold_the_rows_of_dense_ones_and_no_others(words, kind)
 
 
 @pytest.mark.parametrize("kind", SPARSE)
-def test_padding_that_is_not_zero_is_looked_up_and_learns_nothing(kind):
-    """As it may be in weights from elsewhere."""
+def test_nonzero_padding_is_returned_but_gets_no_gradient(kind):
+    """Imported weights can have a nonzero padding row."""
     sparse, dense = (SPARSE[kind](is_sparse) for is_sparse in (True, False))
     with torch.no_grad():
         tables(sparse)[0][1] = 3.0
@@ -234,7 +231,7 @@ def test_padding_that_is_not_zero_is_looked_up_and_learns_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", SPARSE)
-def test_torchs_sparse_adam_trains_it(kind):
+def test_trains_with_sparse_adam(kind):
     layer = SPARSE[kind](True)
     dense = [p for p in layer.parameters() if not any(p is table for table in tables(layer))]
     optimizers = [torch.optim.SparseAdam(tables(layer), lr=0.05)]
@@ -255,7 +252,7 @@ def test_torchs_sparse_adam_trains_it(kind):
 
 
 @pytest.mark.parametrize("kind", SPARSE)
-def test_sparse_gradients_wait_for_nothing(kind):
+def test_sparse_gradients_do_not_synchronize(kind):
     with FakeTensorMode():
         layer = SPARSE[kind](True)
         layer(torch.zeros(2, 3, dtype=torch.int64)).sum().backward()

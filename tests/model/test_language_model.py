@@ -31,13 +31,13 @@ def golden_model(golden, dtype):
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", MODELS)
-def test_models_equal_the_published_code(name, dtype, within):
+def test_models_match_published_code(name, dtype, within):
     golden = load(f"models/{name}.npz")
     model = golden_model(golden, dtype)
     words, targets = golden["src_tokens"].long(), golden["target"].long()
     scored = targets != 1
     assert_close(model.log_probs(words)[scored], golden["log_probs"], within, "log_probs")
-    if model.output.projection is None:  # theirs stand behind that projection
+    if model.output.projection is None:  # their features come after the projection
         assert_close(model(words)[scored], golden["features"], within, "features")
     nll = model.nll(words, targets, scored)
     assert (nll[~scored] == 0).all()
@@ -51,15 +51,15 @@ def test_models_equal_the_published_code(name, dtype, within):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith(("a", "cnn"))])
-def test_the_published_loss_drops_words_that_ours_counts(name):
-    """That code also ignores in-band target 1, the word after each cutoff, in every tail."""
+def test_published_loss_ignores_words_after_each_cutoff(name):
+    """The published code also ignores in-band target 1 in every tail."""
     golden = load(f"models/{name}.npz")
     model = golden_model(golden, torch.float64)
     words, targets = golden["src_tokens_quirk"].long(), golden["target_quirk"].long()
     nll = model.nll(words, targets, targets != 1)
     true_loss, published_loss = golden["quirk_nll_sum"].item(), golden["quirk_loss_sum"].item()
     assert nll.sum().item() == pytest.approx(true_loss, rel=1e-10)
-    # What is missing there is the tail part of exactly those words.
+    # The tail part of exactly those words is missing.
     head = model.output
     dropped = sum(
         nll[targets == cutoff + 1].sum()
@@ -72,7 +72,7 @@ def test_the_published_loss_drops_words_that_ours_counts(name):
     assert published_loss == pytest.approx(true_loss - dropped.item(), rel=1e-10)
 
 
-def test_a_fresh_model_starts_like_the_code_of_the_papers_time():
+def test_initialization_matches_the_papers_code():
     torch.manual_seed(0)
     golden = json.loads((GOLDEN / "init_stats_v062.json").read_text())
     golden["decoder.output_projection.weight"] = golden.pop("decoder.embed_out")
@@ -89,14 +89,14 @@ def test_a_fresh_model_starts_like_the_code_of_the_papers_time():
             output=FullOutput(dim=128),
         )
     )
-    for name, stats in names_of(golden, model.config).items():
+    for name, stats in rename_statistics(golden, model.config).items():
         parameter = model.get_parameter(name)
         assert parameter.std().item() == pytest.approx(stats["std"], rel=0.02, abs=1e-9), name
         assert parameter.mean().item() == pytest.approx(stats["mean"], abs=2e-3), name
         assert parameter.abs().max().item() == pytest.approx(stats["absmax"], rel=0.3), name
 
 
-def test_the_fairseq_variant_starts_like_that_code_does_now():
+def test_fairseq_initialization_matches_current_fairseq():
     torch.manual_seed(0)
     golden = json.loads((GOLDEN / "init_stats_main.json").read_text())["main.adp"]
     golden = {name: stats for name, stats in golden.items() if ".layers.0." in name}
@@ -104,27 +104,27 @@ def test_the_fairseq_variant_starts_like_that_code_does_now():
     layers = {"input": FixedInput(dim=8), "output": FullOutput(dim=8)}
     decoder = replace(small, init="fairseq")
     model = LanguageModel(ModelConfig(vocab_size=10, decoder=decoder, **layers))
-    for name, stats in names_of(golden, model.config).items():
+    for name, stats in rename_statistics(golden, model.config).items():
         parameter = model.get_parameter(name)
         assert parameter.std().item() == pytest.approx(stats["std"], rel=0.1, abs=1e-9), name
 
 
-def names_of(golden, config):
-    """Statistics under our names, by way of the translation of weights."""
+def rename_statistics(golden, config):
+    """Rename statistics by converting the weights of a checkpoint."""
     handles = {name: torch.tensor([index]) for index, name in enumerate(golden)}
     values = list(golden.values())
     return {ours: values[int(i)] for ours, i in model_weights(handles, config).items()}
 
 
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
-def test_probabilities_of_the_next_word_sum_to_one(factorization):
+def test_next_word_probabilities_sum_to_one(factorization):
     model = tiny(factorization).eval()
     words = torch.randint(1000, (1, 3))
     assert_close(model.log_probs(words).exp().sum(-1), torch.ones(1, 3), 1e-4)
 
 
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
-def test_both_implementations_score_alike(factorization):
+def test_both_implementations_agree(factorization):
     fused = tiny(factorization, impl="fused").eval()
     plain = tiny(factorization, impl="reference").eval()
     plain.load_state_dict(fused.state_dict())
@@ -133,7 +133,7 @@ def test_both_implementations_score_alike(factorization):
 
 
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
-def test_autocast_gives_every_factorization_the_same_precision(factorization):
+def test_autocast_applies_to_every_factorization(factorization):
     model, seen = tiny(factorization), []
     for layer in model.decoder.layers:
         layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
@@ -155,7 +155,7 @@ def all_presets():
 
 
 @pytest.mark.parametrize("config", list(all_presets()), ids=lambda config: config.name)
-def test_the_config_counts_what_the_built_model_has(config):
+def test_config_parameter_count_matches_built_model(config):
     with torch.device("meta"):
         model = LanguageModel(config)
     assert config.num_params() == sum(parameter.numel() for parameter in model.parameters())
@@ -170,7 +170,7 @@ def test_tied_weights_are_stored_once():
     assert "output.table" not in tiny("SM-T").state_dict()
 
 
-def test_a_copied_model_is_tied_to_itself():
+def test_copied_models_are_tied_to_themselves():
     model = tiny("ADP-T").eval()
     copied = copy.deepcopy(model)
     words, targets = torch.randint(4000, (2, 1, 6))
@@ -182,7 +182,7 @@ def test_a_copied_model_is_tied_to_itself():
     assert copied.input.embeddings[1].grad is not None
 
 
-def test_names_of_weights_are_a_promise():
+def test_weight_names_are_stable():
     names = tiny("ADP-T").state_dict().keys() | tiny("CNN").state_dict().keys()
     names |= tiny("SM").state_dict().keys()
     for promised in (
@@ -206,7 +206,7 @@ def test_names_of_weights_are_a_promise():
         assert promised in names
 
 
-def test_character_input_without_spellings_is_refused():
+def test_rejects_missing_or_wrong_spellings():
     with pytest.raises(ValueError, match=r"spellings=None.*\(4000, 50\)"):
         LanguageModel(preset("tiny", "CNN"))
     with pytest.raises(ValueError, match=r"spellings.shape=\(7, 50\): expected \(4000, 50\)"):

@@ -5,7 +5,7 @@ from zipflm.model.precision import autocast
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_products_have_the_precision_and_losses_stay_exact(precision):
+def test_autocast_lowers_products_but_not_losses(precision):
     linear, hidden = torch.nn.Linear(4, 4), torch.randn(3, 4)
     with autocast(precision, torch.device("cpu")):
         product = linear(hidden)
@@ -14,6 +14,6 @@ def test_products_have_the_precision_and_losses_stay_exact(precision):
     assert loss.dtype == linear.weight.dtype == torch.float32
 
 
-def test_float32_is_exact_within_another_precision():
+def test_float32_disables_outer_autocast():
     with autocast("bfloat16", "cpu"), autocast("float32", "cpu"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32

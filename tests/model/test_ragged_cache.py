@@ -1,4 +1,4 @@
-"""Rows of different lengths beside each other get what each gets alone."""
+"""Rows of different lengths in one cache give the same results as separate rows."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def alone(model, words):
 
 
 def joined(model, texts, capacity=16):
-    """Texts that joined one by one, and one pair of unequal length together."""
+    """A cache of texts that joined one by one, except for one pair of unequal length."""
     ragged = RaggedCache()
     for some in ([texts[0]], texts[1:3], *([text] for text in texts[3:])):
         longest = max(map(len, some))
@@ -43,7 +43,7 @@ def joined(model, texts, capacity=16):
     [(), ("decoder.positions=rotary",), ("decoder.positions=rotary", "decoder.qk_norm=true")],
     ids=["sinusoidal", "rotary", "normed"],
 )
-def test_every_row_gets_the_vectors_it_gets_alone(overrides):
+def test_rows_do_not_affect_each_other(overrides):
     model = a_model(*overrides)
     ragged, texts = joined(model, TEXTS), [list(text) for text in TEXTS]
     for step in range(4):
@@ -55,7 +55,7 @@ def test_every_row_gets_the_vectors_it_gets_alone(overrides):
     assert ragged.lengths == [len(text) for text in texts]
 
 
-def test_several_words_at_once_see_those_before_them_alone():
+def test_several_new_words_are_causal():
     model = a_model()
     ragged = joined(model, TEXTS)
     new = torch.tensor([[3, 4], [5, 6], [7, 8], [9, 10]])
@@ -66,7 +66,7 @@ def test_several_words_at_once_see_those_before_them_alone():
 
 
 @pytest.mark.parametrize("gone", [{0}, {3}, {0, 1}, {1, 3}, {0, 2, 3}, set()])
-def test_rows_leave_without_touching_the_others(gone):
+def test_dropping_rows_keeps_the_others(gone):
     model = a_model()
     ragged = joined(model, TEXTS)
     order = ragged.drop(gone)
@@ -76,10 +76,10 @@ def test_rows_leave_without_touching_the_others(gone):
     torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
 
 
-def test_a_row_takes_the_place_of_a_longer_one_that_left():
+def test_new_row_replaces_a_longer_dropped_one():
     model = a_model()
     ragged = joined(model, TEXTS)
-    ragged.drop({3})  # the longest; its words are still in memory
+    ragged.drop({3})  # the longest; its words stay in memory
     cache = model.new_cache(1, 2)
     model(torch.tensor([[2, 99]]), cache)
     ragged.join(cache, [2], 16)
@@ -87,14 +87,14 @@ def test_a_row_takes_the_place_of_a_longer_one_that_left():
     torch.testing.assert_close(hidden, alone(model, [2, 99, 12]), rtol=0, atol=1e-5)
 
 
-def test_memory_is_given_back_when_the_last_row_leaves():
+def test_frees_memory_after_the_last_row():
     ragged = joined(a_model(), TEXTS)
     assert ragged.capacity == 16
     assert ragged.drop({0, 1, 2, 3}) == []
     assert ragged.rows == ragged.capacity == 0
 
 
-def test_memory_follows_the_rows_that_are_there():
+def test_capacity_shrinks_when_reallocated():
     model = a_model()
     ragged = RaggedCache()
 
@@ -107,23 +107,15 @@ def test_memory_follows_the_rows_that_are_there():
     join(2, 10)
     assert ragged.capacity == 100
     ragged.drop({0, 1})
-    join(3, 10)  # more rows than there were: it is made anew, and short
+    join(3, 10)  # more rows than before, so it is reallocated
     assert ragged.capacity == 10 and ragged.rows == 5
     hidden = model(torch.full((5, 1), 12), ragged)[:, -1]
     expected = alone(model, [3, 3, 12]).expand(5, -1)
     torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
 
 
-def test_what_does_not_fit_is_refused():
+def test_rejects_wrong_number_of_rows():
     model = a_model()
     ragged = joined(model, TEXTS, capacity=7)
-    with pytest.raises(ValueError, match="3 rows do not fit a cache of 4"):
+    with pytest.raises(ValueError, match="3 rows do not fit a cache of 4 rows"):
         model(torch.ones(3, 1, dtype=torch.long), ragged)
-
-
-def test_it_keeps_no_gradients():
-    model = a_model()
-    ragged = joined(model, TEXTS)
-    with torch.inference_mode(False), torch.enable_grad():
-        with pytest.raises(ValueError, match="no gradients"):
-            model(torch.ones(4, 1, dtype=torch.long), ragged)

@@ -1,4 +1,4 @@
-"""What is computed again in the backward pass gives the numbers of what is kept."""
+"""Recomputation in the backward pass does not change results."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ MODES = ["attention", "layer"]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled_before():
+def _reset_compiler():
     torch.compiler.reset()
 
 
@@ -41,8 +41,8 @@ def loss_and_gradients(model, score=None, length=12, precision=torch.float32):
         loss = (score or model.nll_sum)(words, targets)
     model.zero_grad()
     loss.backward()
-    drawn_next = torch.rand(1)
-    return [loss.detach(), drawn_next, *(parameter.grad for parameter in model.parameters())]
+    next_random = torch.rand(1)
+    return [loss.detach(), next_random, *(parameter.grad for parameter in model.parameters())]
 
 
 class Counting(TorchDispatchMode):
@@ -63,17 +63,17 @@ class Counting(TorchDispatchMode):
     ("recipe", "precision"),
     [("paper", torch.float32), ("modern", torch.float32), ("paper", torch.bfloat16)],
 )
-def test_every_number_is_the_same_to_the_bit(mode, dropout, recipe, precision):
-    """Also the next random number: a second pass leaves the generator where it was."""
+def test_results_are_bitwise_equal(mode, dropout, recipe, precision):
+    """Including the next random number: recomputation restores the generator."""
     expected = loss_and_gradients(model_with("none", *dropout, recipe=recipe), precision=precision)
     found = loss_and_gradients(model_with(mode, *dropout, recipe=recipe), precision=precision)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("mode", "products"), [("none", 0), ("attention", 1), ("layer", 3)])
-def test_the_backward_pass_repeats_what_it_was_told_to_and_never_attention(mode, products):
-    """Of a layer's four products: queries, keys and values; attention's; two of the feed-forward.
-    The last one, whose result nothing needs, is left out."""
+def test_recomputes_the_requested_products_but_never_attention(mode, products):
+    """A layer has four products: queries, keys and values; attention's output; two of the
+    feed-forward. The last one is not needed again."""
     model = model_with(mode, *NO_DROPOUT, "decoder.num_layers=3")
     loss = model.nll_sum(*words_and_targets())
     with Counting() as backward:
@@ -84,7 +84,7 @@ def test_the_backward_pass_repeats_what_it_was_told_to_and_never_attention(mode,
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_words_can_be_generated_and_scored_with_it(mode):
+def test_inference_is_unaffected(mode):
     plain, model = (model_with(mode).eval() for mode in ("none", mode))
     words, _ = words_and_targets()
     cache = model.new_cache(2, 12)
@@ -96,8 +96,8 @@ def test_words_can_be_generated_and_scored_with_it(mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_compiled_code_computes_the_same_and_is_compiled_once(mode):
-    """This backend cuts a graph into forward and backward as the usual one does."""
+def test_compiled_code_agrees_and_compiles_once(mode):
+    """This backend partitions graphs like inductor."""
     results = []
     for each in ("none", mode):
         torch.compiler.reset()
@@ -113,7 +113,7 @@ def test_compiled_code_computes_the_same_and_is_compiled_once(mode):
 
 
 @pytest.mark.slow
-def test_changing_lengths_share_a_compiled_version():
+def test_other_lengths_do_not_recompile():
     plain, again = (model_with(mode, *NO_DROPOUT).decoder for mode in ("none", "layer"))
     compiled = torch.compile(again, fullgraph=True, backend="aot_eager")
     for length in (8, 9):
@@ -132,9 +132,8 @@ def test_changing_lengths_share_a_compiled_version():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_gpu_draws_the_same_masks_again(mode, precision, compiled):
-    """A single other mask would change every gradient by a good part of itself, which rounding does
-    to some elements only."""
+def test_gpu_recomputes_the_same_masks(mode, precision, compiled):
+    """A different mask would change all gradients by far more than rounding does."""
     results = []
     for each in ("none", mode):
         torch.compiler.reset()
@@ -148,7 +147,7 @@ def test_a_gpu_draws_the_same_masks_again(mode, precision, compiled):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
-def test_a_gpu_does_not_repeat_attention(mode):
+def test_gpu_does_not_recompute_attention(mode):
     model = model_with(mode, *ALL_DROPOUT, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         loss = model.nll_sum(*words_and_targets(64, "cuda"))

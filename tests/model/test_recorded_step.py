@@ -1,4 +1,4 @@
-"""A step at fixed shapes computes what one with a growing cache does; a GPU records it."""
+"""Recorded decoding steps match steps with a growing cache."""
 
 from dataclasses import replace
 
@@ -30,7 +30,6 @@ def a_model(config, device="cpu"):
 
 
 def filled(model, words, capacity):
-    """A cache of rows that hold these words."""
     cache = model.new_cache(*words.shape)
     model(words, cache)
     ragged = RaggedCache()
@@ -41,28 +40,28 @@ def filled(model, words, capacity):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("config", list(models()), ids=lambda config: config.name)
 @torch.inference_mode()
-def test_recorded_steps_equal_the_whole_pass(config, device):
+def test_recorded_steps_match_full_forward(config, device):
     model = a_model(config, device)
     words = torch.randint(config.vocab_size, (3, 12), device=device)
     cache = filled(model, words[:, :5], 16)
     step = RecordedStep(model, cache)
     expected = model(words)
-    for place in range(5, 12):
-        assert_close(step(words[:, place]), expected[:, place], 2e-5)
+    for t in range(5, 12):
+        assert_close(step(words[:, t]), expected[:, t], 2e-5)
     assert cache.lengths == [12] * 3
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @torch.inference_mode()
-def test_rows_may_be_filled_anew_and_leave(device):
+def test_rows_can_be_refilled_and_dropped(device):
     model = a_model(preset("tiny", "ADP-T"), device)
     words = torch.randint(4000, (5, 10), device=device)
     cache = filled(model, words[:, :8], 10)
     step = RecordedStep(model, cache)
     step(words[:, 8])
-    anew = model.new_cache(2, 3)
-    model(words[:2, 5:8], anew)
-    cache.fill([0, 1], anew, [3, 3])
+    other = model.new_cache(2, 3)
+    model(words[:2, 5:8], other)
+    cache.fill([0, 1], other, [3, 3])
     hidden = step(words[:, 9])
     assert_close(hidden[:2], model(words[:2, [5, 6, 7, 9]])[:, -1], 2e-5)
     assert_close(hidden[2:], model(words[2:])[:, -1], 2e-5)
@@ -71,4 +70,4 @@ def test_rows_may_be_filled_anew_and_leave(device):
     expected = model(words[:2, [5, 6, 7, 9, 0]])[:, -1]
     assert_close(step(words[:3, 0])[:2], expected, 2e-5)
     cache.drop({2})
-    assert not step.fits  # most of it would be for nothing
+    assert not step.fits  # more than half would be unused

@@ -1,4 +1,4 @@
-"""Models with a state of constant size: rows that join, leave and continue, and training them."""
+"""Models with a constant-size state: joining and leaving rows, and training."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def model(request):
 
 @pytest.mark.parametrize("factorization", BY_LABEL)
 @pytest.mark.parametrize("name", DECODERS)
-def test_every_factorization_has_every_decoder(name, factorization):
+def test_every_factorization_works_with_every_decoder(name, factorization):
     model = a_model(name, factorization)
     assert sum(p.numel() for p in model.parameters()) == model.config.num_params()
     assert initialization.fills(model).keys() == dict(model.named_parameters()).keys()
@@ -39,7 +39,7 @@ def test_every_factorization_has_every_decoder(name, factorization):
 
 
 @torch.no_grad()
-def test_texts_of_different_lengths_are_read_together(model):
+def test_reads_texts_of_different_lengths_together(model):
     texts = [torch.randint(4, 900, (length,)) for length in (5, 2, 5, 9)]
     hidden, states = model.read(texts)
     step = torch.randint(4, 900, (4, 1))
@@ -69,7 +69,7 @@ def test_rows_join_and_leave(model):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_learns_two_hundred_sentences_by_heart(name):
+def test_memorizes_two_hundred_sentences(name):
     torch.manual_seed(1)
     config = with_decoder(preset("toy", "SM-T"), name)
     config = replace(config, decoder=replace(config.decoder, **WIDER.get(name, {})))
@@ -80,6 +80,6 @@ def test_learns_two_hundred_sentences_by_heart(name):
         optimizer.zero_grad()
         (model.nll_sum(sentences[:, :-1], sentences[:, 1:]) / 1000).backward()
         optimizer.step()
-    # The second word cannot be known from the first alone.
+    # The second word cannot be predicted from the first alone.
     nll = model.eval().nll(sentences[:, :-1], sentences[:, 1:])
     assert nll[:, 1:].mean() < 0.3

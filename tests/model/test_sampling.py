@@ -1,4 +1,4 @@
-"""Choices of the next word against the whole distribution that `log_probs` computes."""
+"""Next-word predictions and samples, compared with the distribution of `log_probs`."""
 
 import math
 
@@ -32,7 +32,7 @@ def full():
     return FullSoftmax(40, 6, 8).double().eval()
 
 
-def a_hidden(rows):
+def random_hidden(rows):
     return torch.randn(rows, 8, dtype=torch.float64)
 
 
@@ -52,13 +52,11 @@ def sorted_log_probs(output, hidden, forbidden=None):
     st.integers(1, 6),
     st.integers(0, 10**6),
 )
-def test_the_most_likely_words_are_those_of_the_whole_distribution(
-    cutoffs, scale, ties, k, rows, seed
-):
+def test_most_likely_matches_sorted_distribution(cutoffs, scale, ties, k, rows, seed):
     torch.manual_seed(seed)
     output = adaptive(Bands(40, tuple(sorted(cutoffs)), 8, 1), scale)
-    hidden = a_hidden(rows)
-    if ties:  # whole numbers: many words are exactly as likely as others
+    hidden = random_hidden(rows)
+    if ties:  # whole numbers give many words the same probability
         hidden = hidden.round().clamp(-1, 1)
         with torch.no_grad():
             for parameter in output.parameters():
@@ -70,7 +68,7 @@ def test_the_most_likely_words_are_those_of_the_whole_distribution(
 
 
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
-def test_every_factorization_knows_its_most_likely_words(factorization):
+def test_most_likely_works_for_every_factorization(factorization):
     config = preset("tiny", factorization)
     spellings = torch.randint(257, (4000, 50), dtype=torch.int16)
     needs = isinstance(config.input, CharacterInput)
@@ -84,7 +82,7 @@ def test_every_factorization_knows_its_most_likely_words(factorization):
 
 
 def distribution(output, hidden, temperature=1.0, top_k=0, top_p=1.0, forbidden=None):
-    """The distribution to draw from, computed from all words by the definitions."""
+    """The distribution to draw from, by definition."""
     log_probs, ids = sorted_log_probs(output, hidden, forbidden)
     weights = (log_probs / temperature).softmax(1)
     if top_k:
@@ -95,8 +93,8 @@ def distribution(output, hidden, temperature=1.0, top_k=0, top_p=1.0, forbidden=
     return torch.zeros_like(weights).scatter(1, ids, weights)
 
 
-def chance_of_a_worse_fit(counts, expected):
-    """Pearson's chi-square test; words expected less than 5 times are counted as one."""
+def p_value(counts, expected):
+    """p-value of Pearson's chi-square test; words expected less than 5 times are merged."""
     rare = expected < 5
     counts = torch.cat([counts[~rare], counts[rare].sum().view(1)])
     expected = torch.cat([expected[~rare], expected[rare].sum().view(1)])
@@ -119,7 +117,7 @@ CHOICES = [
         (1.5, 12, 0.7),
     )
 ]
-# A word of the head, one in the middle of a tail and fillers at the end.
+# A word of the head, one of a tail, and fillers at the end.
 FORBIDDEN = {"none": None, "some": torch.tensor([3, 10, 36, 37, 38, 39])}
 
 
@@ -127,27 +125,27 @@ FORBIDDEN = {"none": None, "some": torch.tensor([3, 10, 36, 37, 38, 39])}
 @pytest.mark.parametrize("forbidden", FORBIDDEN.values(), ids=FORBIDDEN)
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "-".join(map(str, choice.values())))
 @pytest.mark.parametrize("make", [adaptive, full])
-def test_words_are_drawn_as_often_as_they_should(make, choice, forbidden, small, monkeypatch):
-    """Also where words fill several groups, and where the second try for a nucleus is the last."""
+def test_draws_follow_the_distribution(make, choice, forbidden, small, monkeypatch):
+    """`small` uses several groups and only two tries for a nucleus."""
     if small:
         monkeypatch.setattr(sampling, "_GROUP", 7)
         monkeypatch.setattr(sampling, "NUM_TRIES", 2)
-    output, hidden, number = make(), a_hidden(1), 3000
+    output, hidden, number = make(), random_hidden(1), 3000
     torch.manual_seed(7)
     ids, log_probs = draw(output, hidden.expand(number, -1), **choice, forbidden=forbidden)
     expected = distribution(output, hidden, **choice, forbidden=forbidden)[0]
     counts = ids.bincount(minlength=40).double()
     assert (counts[expected == 0] == 0).all()
-    assert chance_of_a_worse_fit(counts, number * expected) > 1e-4
+    assert p_value(counts, number * expected) > 1e-4
     assert_close(log_probs, output.log_probs(hidden)[0, ids], 1e-12)
 
 
-def test_the_fit_notices_a_wrong_distribution():
-    right = distribution(adaptive(), a_hidden(1))[0]
+def test_chi_square_detects_a_wrong_distribution():
+    right = distribution(adaptive(), random_hidden(1))[0]
     wrong = right.clone()
     wrong[0], wrong[1] = right[0] + right[1], 0
     ids = torch.multinomial(wrong, 4000, replacement=True)
-    assert chance_of_a_worse_fit(ids.bincount(minlength=40).double(), 4000 * right) < 1e-4
+    assert p_value(ids.bincount(minlength=40).double(), 4000 * right) < 1e-4
 
 
 @settings(max_examples=40)
@@ -159,32 +157,32 @@ def test_the_fit_notices_a_wrong_distribution():
     st.sets(st.integers(0, 39), max_size=39),
     st.integers(0, 10**6),
 )
-def test_no_word_is_drawn_that_cannot_be(cutoffs, temperature, top_k, top_p, forbidden, seed):
+def test_never_draws_excluded_words(cutoffs, temperature, top_k, top_p, forbidden, seed):
     torch.manual_seed(seed)
     output = adaptive(Bands(40, tuple(sorted(cutoffs)), 8, 1), 2.0)
-    hidden, banned = a_hidden(50), torch.tensor(list(forbidden), dtype=torch.int64)
+    hidden, banned = random_hidden(50), torch.tensor(list(forbidden), dtype=torch.int64)
     choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     ids, _ = draw(output, hidden, **choice, forbidden=banned)
     possible = distribution(output, hidden, **choice, forbidden=banned)
     assert (possible.gather(1, ids.unsqueeze(1)) > 0).all()
 
 
-KINDS_OF_DRAWS = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}]
+FILTERS = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.5}]
 
 
-@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
+@pytest.mark.parametrize("choice", FILTERS, ids=str)
 @pytest.mark.parametrize("temperature", [0, 5e-324, 1e-20])
-def test_without_heat_the_most_likely_word_comes(temperature, choice):
-    output, hidden, banned = adaptive().float(), a_hidden(50).float(), torch.tensor([0, 30])
+def test_temperature_zero_is_greedy(temperature, choice):
+    output, hidden, banned = adaptive().float(), random_hidden(50).float(), torch.tensor([0, 30])
     ids, log_probs = draw(output, hidden, temperature=temperature, forbidden=banned, **choice)
     expected, expected_ids = sorted_log_probs(output, hidden, banned)
     assert torch.equal(ids, expected_ids[:, 0])
     assert_close(log_probs, expected[:, 0], 1e-6)
 
 
-@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
-def test_hotter_than_numbers_reach_draws_all_words_alike(choice):
-    hidden = a_hidden(1).float().expand(4_000, -1)
+@pytest.mark.parametrize("choice", FILTERS, ids=str)
+def test_extreme_temperature_is_uniform(choice):
+    hidden = random_hidden(1).float().expand(4_000, -1)
     banned = torch.tensor([0, 30])
     ids, _ = draw(adaptive().float(), hidden, temperature=1e300, forbidden=banned, **choice)
     counts = ids.bincount(minlength=40)
@@ -194,10 +192,10 @@ def test_hotter_than_numbers_reach_draws_all_words_alike(choice):
     assert counts.max() < 1.7 * len(ids) / expected
 
 
-@pytest.mark.parametrize("choice", KINDS_OF_DRAWS, ids=str)
-def test_with_a_number_of_its_own_a_row_gets_the_word_that_it_gets_alone(choice, monkeypatch):
+@pytest.mark.parametrize("choice", FILTERS, ids=str)
+def test_draws_do_not_depend_on_other_rows(choice, monkeypatch):
     monkeypatch.setattr(sampling, "_CPU_ROWS", 4)
-    output, hidden = adaptive(), a_hidden(6)
+    output, hidden = adaptive(), random_hidden(6)
     for _ in range(5):
         numbers = torch.rand(6, NUM_TRIES).tolist()
         together, _ = draw(output, hidden, uniform=numbers, **choice)
@@ -206,21 +204,21 @@ def test_with_a_number_of_its_own_a_row_gets_the_word_that_it_gets_alone(choice,
             assert alone.item() == together[row].item()
 
 
-def test_low_precision_keeps_log_probabilities_in_float32():
-    output, hidden = adaptive().to(torch.bfloat16), a_hidden(10).to(torch.bfloat16)
+def test_log_probs_are_float32_in_low_precision():
+    output, hidden = adaptive().to(torch.bfloat16), random_hidden(10).to(torch.bfloat16)
     assert most_likely(output, hidden, 30)[0].dtype == torch.float32
     assert draw(output, hidden, top_p=0.9)[1].dtype == torch.float32
 
 
-def test_no_rows_give_no_words():
-    assert most_likely(adaptive(), a_hidden(0), 3)[1].shape == (0, 3)
+def test_accepts_empty_batches():
+    assert most_likely(adaptive(), random_hidden(0), 3)[1].shape == (0, 3)
     for choice in CHOICES:
-        assert draw(adaptive(), a_hidden(0), **choice)[0].shape == (0,)
+        assert draw(adaptive(), random_hidden(0), **choice)[0].shape == (0,)
 
 
 @pytest.mark.parametrize("group", [256, 3, 2])
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 0.5, 1 - 2**-53])
-def test_no_number_draws_a_place_without_probability(uniform, group, monkeypatch):
+def test_never_draws_zero_probability(uniform, group, monkeypatch):
     monkeypatch.setattr(sampling, "_GROUP", group)
     scores = torch.full((1, 9), -torch.inf)
     scores[0, 2] = scores[0, 6] = 0.0
@@ -229,7 +227,7 @@ def test_no_number_draws_a_place_without_probability(uniform, group, monkeypatch
 
 
 @pytest.mark.parametrize("group", [256, 3, 2])
-def test_places_have_the_share_of_numbers_that_is_theirs(group, monkeypatch):
+def test_draw_places_inverts_the_cumulative_distribution(group, monkeypatch):
     monkeypatch.setattr(sampling, "_GROUP", group)
     scores = torch.tensor([0.5, 0.125, 0.375]).log()
     numbers = (torch.arange(800, dtype=torch.float64) + 0.5) / 800

@@ -1,4 +1,4 @@
-"""Several processes, each with some rows of every table, compute what one process computes."""
+"""Tables sharded over several processes give the results of one process."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ PAIRS = {
 
 
 class Pair(nn.Module):
-    """A model with nothing between its layers but a matrix."""
+    """A model with a single matrix between its input and output layers."""
 
     def __init__(self, name):
         super().__init__()
@@ -63,36 +63,35 @@ class Pair(nn.Module):
 
 
 def tokens(rank, highest=VOCABULARY):
-    """Words, targets and mask of a process: each has another number of them."""
+    """Words, targets and mask of a process; each process has a different number."""
     generator = torch.Generator().manual_seed(rank)
     words, targets = torch.randint(highest, (2, 2, 7 + rank), generator=generator)
     words[0, 0] = 1  # padding
     return words, targets, torch.rand(targets.shape, generator=generator) < 0.7
 
 
-def run(pair, words, targets, scored, ask):
-    """The hidden vectors and nll of a batch, whose gradients are left in the pair; `ask` is
-    `nll`, with a gradient of its own for every token, or `nll_sum`."""
+def run(pair, words, targets, scored, method):
+    """Run forward and backward; `method` is `nll`, with a different gradient per token, or
+    `nll_sum`."""
     embedded = pair.input(words)
     hidden = pair.middle(embedded).tanh()
     hidden.retain_grad()
-    nll = getattr(pair.output, ask)(hidden, targets, scored)
-    weight = torch.cos(targets.to(nll.dtype)) if ask == "nll" else torch.tensor(0.5)
+    nll = getattr(pair.output, method)(hidden, targets, scored)
+    weight = torch.cos(targets.to(nll.dtype)) if method == "nll" else torch.tensor(0.5)
     (nll * weight).sum().backward()
     return embedded, hidden, nll
 
 
-def compare(name, shards, ask, highest=VOCABULARY):
-    """Assert that this process's results, and the sum or its rows of gradients, are those of one
-    process with all tokens."""
+def compare(name, shards, method, highest=VOCABULARY):
+    """Compare results and gradients with those of one process with all tokens."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     whole = Pair(name).double()
     torch.manual_seed(0)
     part = Pair(name).double()
     shard_tables(part, shards)
-    expected = [run(whole, *tokens(each, highest), ask) for each in range(size)][rank]
-    ours = run(part, *tokens(rank, highest), ask)
+    expected = [run(whole, *tokens(each, highest), method) for each in range(size)][rank]
+    ours = run(part, *tokens(rank, highest), method)
     for what, mine, theirs in zip(("embedded", "hidden", "nll"), ours, expected, strict=True):
         assert_close(mine, theirs, 1e-12, f"{name}, {what}")
     assert_close(ours[1].grad, expected[1].grad, 1e-12, f"{name}, gradient of hidden")
@@ -103,7 +102,7 @@ def compare(name, shards, ask, highest=VOCABULARY):
             first, end = shards.rows(len(parameter))
             assert parameter.to_local().shape[0] == end - first
             gradient = gradient.full_tensor()
-        else:  # of the own tokens, which DDP would add up
+        else:  # replicated: DDP would sum the gradients
             dist.all_reduce(gradient)
         assert_close(gradient, gradients[parameter_name], 1e-12, f"{name}, {parameter_name}")
 
@@ -116,7 +115,7 @@ def work(function, *arguments):
 
 
 class CountingShards(TableShards):
-    """Counts the bytes that it sends to other processes."""
+    """Counts the bytes sent to other processes."""
 
     sent = 0
 
@@ -124,21 +123,21 @@ class CountingShards(TableShards):
         self.sent += (self.size - 1) * own.nbytes
         return super().gather(own)
 
-    def exchange(self, for_each):
-        self.sent += (self.size - 1) * for_each.nbytes // self.size
-        return super().exchange(for_each)
+    def all_to_all(self, parts):
+        self.sent += (self.size - 1) * parts.nbytes // self.size
+        return super().all_to_all(parts)
 
 
 def count_bytes(mesh):
-    """Assert that an update sends what the module says it does."""
+    """An update sends as many bytes as the docs of the module say."""
     shards, pair = CountingShards(mesh), Pair("ADP-T")
     shard_tables(pair, shards)
     words, targets, scored = tokens(0)
     run(pair, words, targets, scored, "nll_sum")
     total, width, bands = shards.size * words.numel(), sum(BANDS.widths), BANDS.num_bands
-    # What goes in has the width of all bands together, and so has what comes out.
-    bytes_of_all = 2 * total * width * 4 + 2 * total * width * 4 + total * (16 + 16 * bands)
-    assert shards.sent == bytes_of_all * (shards.size - 1) // shards.size
+    # Input and output vectors each have the width of all bands together.
+    expected = 2 * total * width * 4 + 2 * total * width * 4 + total * (16 + 16 * bands)
+    assert shards.sent == expected * (shards.size - 1) // shards.size
 
 
 def compare_all(mesh):
@@ -146,11 +145,11 @@ def compare_all(mesh):
     for name in PAIRS:
         compare(name, shards, "nll")
         compare(name, shards, "nll_sum")
-    compare("ADP-T", shards, "nll", highest=100)  # all but one band empty
-    compare("SM", shards, "nll", highest=5)  # one process owns all there is
+    compare("ADP-T", shards, "nll", highest=100)  # only one band has words
+    compare("SM", shards, "nll", highest=5)  # one process owns all words
     count_bytes(mesh)
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_losses_and_gradients_are_those_of_one_process(processes):
+def test_losses_and_gradients_match_one_process(processes):
     assert in_processes(processes, work, compare_all) == [0] * processes

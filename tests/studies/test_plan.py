@@ -92,7 +92,7 @@ def test_preset_names_a_dataset_or_one_model():
         ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "--tail-dropout: tiny/SM has no"),
         ({"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)}, "name each setting once"),
         ({"equal": "time"}, "--equal time: choose from updates, text, seconds"),
-        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must lie in \[0, 1\)"),
+        ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must be in \[0, 1\)"),
     ],
 )
 def test_rejects_invalid_requests(data, changes, message):

@@ -1,8 +1,8 @@
-"""What a model and its training are, as frozen values; sizes and costs follow from them alone.
+"""Configs of models and training as frozen dataclasses.
 
-Variants are types (`FixedInput | AdaptiveInput | CharacterInput`), so that a combination that makes
-no sense cannot be written, or fails at once and names field, value and remedy. This package builds
-nothing and reads no file; `zipflm.settings` keeps these values as JSON and changes them.
+Alternatives are unions of classes (`FixedInput | AdaptiveInput | CharacterInput`). Invalid values
+raise a ValueError that names the field and what to do. `zipflm.settings` reads, writes and
+overrides configs.
 """
 
 from zipflm.config.checks import require as require

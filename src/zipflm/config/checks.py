@@ -1,6 +1,6 @@
-"""Bounds of fields, with errors that name field, value and remedy; and unions of configs in JSON.
+"""Bounds of config fields, and JSON schemas of unions of configs.
 
-Nothing here needs pydantic until a file is read: models are built without it.
+pydantic is imported only when a file is read, so that layers work without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from zipflm.messages import quoted
 
 
 def require(condition: bool, field: str, value: object, remedy: str) -> None:
-    """Raise ValueError unless the condition holds."""
     if not condition:
         raise ValueError(f"{field}={quoted(value)}: {remedy}")
 
@@ -32,8 +31,8 @@ class Bound:
 
 Positive = Annotated[int, Bound(lambda n: n >= 1, "must be at least 1")]
 Count = Annotated[int, Bound(lambda n: n >= 0, "must be 0 or more")]
-Fraction = Annotated[float, Bound(lambda x: 0 <= x < 1, "must lie in [0, 1)")]
-Share = Annotated[float, Bound(lambda x: 0 <= x <= 1, "is a fraction, 0 to 1")]
+Fraction = Annotated[float, Bound(lambda x: 0 <= x < 1, "must be in [0, 1)")]
+Share = Annotated[float, Bound(lambda x: 0 <= x <= 1, "must be a fraction, 0 to 1")]
 AboveZero = Annotated[float, Bound(lambda x: 0 < x < math.inf, "must be a finite number above 0")]
 NotNegative = Annotated[
     float, Bound(lambda x: 0 <= x < math.inf, "must be a finite number, 0 or more")
@@ -41,10 +40,7 @@ NotNegative = Annotated[
 
 
 class Checked:
-    """A dataclass whose values lie within the bounds of their fields' types.
-
-    Fields of a Literal type hold one of its values, which Python itself does not check.
-    """
+    """Base of dataclasses that check the `Bound` or `Literal` in the type of each field."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -68,8 +64,8 @@ def _bounds(cls: Any) -> dict[str, Bound]:
 
 
 class ByKind:
-    """Marks a union of dataclasses of which JSON names one with the key `kind`. It may leave out
-    the name of a class with `is_default_kind`."""
+    """Marks a union of dataclasses that JSON distinguishes by the key `kind`. A class with
+    `is_default_kind` is used if the key is missing."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -80,7 +76,7 @@ class ByKind:
             return json.dumps(values)
 
         choices: dict[Any, Any] = {
-            # Text again, since strict validation takes lists for tuples from JSON alone.
+            # Back to JSON text, because strict mode accepts lists as tuples only in JSON.
             cls.__name__: core_schema.no_info_before_validator_function(
                 without_kind, core_schema.json_schema(handler.generate_schema(cls))
             )

@@ -1,9 +1,7 @@
-"""The input and output layers as values; each answers for itself what only it knows.
+"""Configs of input and output layers, with their parameter counts, costs and descriptions.
 
-`InputLayer` and `OutputLayer` list the questions, so that nobody else has to tell layers apart to
-count, to describe or to tie them. A new layer is a class here, one in `model.inputs` or
-`model.outputs` with its line in `model.language_model`, and an entry in `InputConfig` or
-`OutputConfig`.
+To add a layer, add a class here and to `InputConfig` or `OutputConfig`, its module to
+`model.inputs` or `model.outputs`, and a case to `model.language_model`.
 """
 
 from __future__ import annotations
@@ -21,15 +19,14 @@ from zipflm.messages import quoted
 from zipflm.model.bands import Bands
 
 Share = Callable[[int, int], float]
-"""share(first, end): which part of the running text has ids from `first` up to, not including,
-`end`."""
+"""share(first, end): the share of the running text with ids in [first, end)."""
 
 NUM_BYTES = 257
-"""Rows of a table of bytes: 256 values, moved up by one, and 0 for padding."""
+"""Rows of a byte table: 0 for padding, then 256 values."""
 NUM_MARKERS = 2
-"""Further rows for the start and the end of a word."""
+"""Additional rows for the start and end of a word."""
 _FIRST_WORD = 4
-"""Id; the specials come before it."""
+"""Id of the first word after the special tokens."""
 
 
 class Tie(StrEnum):
@@ -40,7 +37,7 @@ class Tie(StrEnum):
     PROJECTIONS = "projections"
     """Embeddings and the projections of the tail bands: ADP-T on WikiText-103."""
     HEAD = "head"
-    """Embeddings and every projection, the head's too."""
+    """Embeddings and all projections, including the head's."""
 
     @classmethod
     def _missing_(cls, value: object) -> None:
@@ -60,58 +57,55 @@ class Tie(StrEnum):
 
 
 class Layer(Checked, ABC):
-    """The questions to any layer; `vocab_size` is the number of ids."""
-
     def bands(self, vocab_size: int) -> Bands | None:
-        """How the vocabulary is cut into bands, if it is."""
+        """The bands of an adaptive layer."""
         return None
 
     @abstractmethod
     def describe(self, vocab_size: int, unit: Unit) -> str:
-        """A few words for a table, in the paper's manner."""
+        """A short description, as in the paper's tables."""
 
 
 class InputLayer(Layer):
-    """The questions to an input layer; `width` is the decoder's."""
+    """`width` is the decoder's width."""
 
     @property
     def spells_words(self) -> bool:
-        """Whether a vector is computed from a word's spelling, which is worth doing once a batch;
-        others look it up."""
+        """Whether vectors are computed from the bytes of a word, once per unique word of a
+        batch."""
         return False
 
     @property
     def has_sparse_gradients(self) -> bool:
-        """Whether a table's gradient names the rows that it has, instead of having all of them."""
         return False
 
     def num_predicted(self, vocab_size: int) -> int:
-        """Number of ids, from the first, that the output layer predicts."""
+        """Number of ids that the output layer predicts."""
         return vocab_size
 
     @abstractmethod
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
-        """Number of trained parameters by part."""
+        """Number of trainable parameters by part."""
 
     @abstractmethod
     def products(self, vocab_size: int, width: int, share: Share) -> float:
-        """Multiply-adds for one token, on average over a text with that share of each id."""
+        """Average multiply-adds per token of a text with this share of each id."""
 
 
 class OutputLayer(Layer):
-    """The questions to an output layer; `width` is the decoder's, `tie` what the model shares."""
+    """`width` is the decoder's output width."""
 
     @abstractmethod
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
-        """ValueError unless it can share these weights with that input layer."""
+        """Raise a ValueError if these weights cannot be shared with the input layer."""
 
     @abstractmethod
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
-        """Number of trained parameters by part, without those of the input layer that it uses."""
+        """Number of trainable parameters by part, without those shared with the input layer."""
 
     @abstractmethod
     def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
-        """Multiply-adds for one token, on average over a text with that share of each id."""
+        """Average multiply-adds per token of a text with this share of each id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +115,7 @@ class FixedInput(InputLayer):
     dim: Positive
     """Width of the table."""
     sparse: bool = False
-    """Whether an update costs only the rows whose words are in its batches, and leaves the others
-    as they are; for tables that the output layer does not share."""
+    """Update only the rows of words that occur in the batch. For tables that are not tied."""
 
     @property
     def has_sparse_gradients(self) -> bool:
@@ -132,7 +125,7 @@ class FixedInput(InputLayer):
         return {"table": vocab_size * self.dim} | _projection_params(self.dim, width)
 
     def products(self, vocab_size: int, width: int, share: Share) -> float:
-        return sum(_projection_params(self.dim, width).values())  # looking up costs nothing
+        return sum(_projection_params(self.dim, width).values())  # lookups are free
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
         return f"{_prefix(unit)}embedding {self.dim}"
@@ -140,14 +133,14 @@ class FixedInput(InputLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class Banded(Layer):
-    """What adaptive layers have in common: words by frequency, in ever narrower bands."""
+    """Common fields of adaptive layers."""
 
     cutoffs: tuple[int, ...]
     """Cumulative ends of all bands but the last."""
     dim: Positive
     """Width of the head; band i has floor(dim / factor**i)."""
     factor: float = 4
-    """By how much each band is narrower than the one before."""
+    """Each band is narrower than the one before by this factor."""
 
     def bands(self, vocab_size: int) -> Bands:
         return Bands(vocab_size, self.cutoffs, self.dim, self.factor)
@@ -158,8 +151,7 @@ class AdaptiveInput(Banded, InputLayer):
     """A table and a projection per band (section 3)."""
 
     sparse: bool = False
-    """Whether an update costs only the rows whose words are in its batches, and leaves the others
-    as they are; for tables that the output layer does not share."""
+    """Update only the rows of words that occur in the batch. For tables that are not tied."""
 
     @property
     def has_sparse_gradients(self) -> bool:
@@ -193,17 +185,17 @@ class CharacterInput(InputLayer):
         (6, 512),
         (7, 512),
     )
-    """(bytes seen at once, features) of every filter."""
+    """Kernel size in bytes and number of features of each filter."""
     highway_layers: Count = 1
-    """The paper uses 1 for WikiText-103 and 2 for Billion Word."""
+    """Number of highway layers. The paper uses 1 for WikiText-103 and 2 for Billion Word."""
     max_bytes: Positive = 50
-    """Longer words are cut, shorter ones padded."""
+    """Longer words are truncated, shorter ones padded."""
     markers: bool = False
-    """Put a start and an end marker around the bytes of each word; they count as bytes. The paper
-    found no gain from them."""
+    """Add a start and an end marker to the bytes of each word; they count as bytes. The paper found
+    no gain from them."""
     predicted_words: Count = 0
-    """Predict this many ids, specials included, and read words beyond them by their bytes instead
-    of as `<unk>`, which stays what is predicted for them (0: predict every id of the data)."""
+    """Predict only this many ids, including special tokens (0: all). Later words are read by their
+    bytes but predicted as `<unk>`."""
 
     @property
     def spells_words(self) -> bool:
@@ -217,14 +209,14 @@ class CharacterInput(InputLayer):
                 len(pair) == 2 and 1 <= pair[0] <= self.max_bytes and pair[1] >= 1,
                 "filters",
                 self.filters,
-                f"each is (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} and at "
-                "least 1 feature",
+                f"each needs (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} and "
+                "features >= 1",
             )
         require(
             not self.markers or self.max_bytes > NUM_MARKERS,
             "max_bytes",
             self.max_bytes,
-            "the markers leave no room for a word; give more, or leave out markers",
+            f"must exceed {NUM_MARKERS}, the number of markers; raise it or use markers=false",
         )
 
     def num_predicted(self, vocab_size: int) -> int:
@@ -232,13 +224,13 @@ class CharacterInput(InputLayer):
             not self.predicted_words or _FIRST_WORD < self.predicted_words <= vocab_size,
             "predicted_words",
             self.predicted_words,
-            f"give {_FIRST_WORD + 1} to {vocab_size}, the number of ids, or 0 for all",
+            f"must be {_FIRST_WORD + 1} to {vocab_size} (the number of ids), or 0 for all",
         )
         return self.predicted_words or vocab_size
 
     @property
     def num_symbols(self) -> int:
-        """Rows of the table of bytes."""
+        """Rows of the byte table."""
         return NUM_BYTES + (NUM_MARKERS if self.markers else 0)
 
     @property
@@ -269,19 +261,19 @@ InputConfig = Annotated[FixedInput | AdaptiveInput | CharacterInput, ByKind()]
 
 @dataclass(frozen=True, kw_only=True)
 class FullOutput(OutputLayer):
-    """One softmax over the whole vocabulary, behind a projection if `dim` is not the decoder's."""
+    """One softmax over the whole vocabulary, after a projection if `dim` is not the decoder's."""
 
     dim: Positive
     """Width of the table."""
 
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
         if not isinstance(input, FixedInput):
-            _refuse_strangers(tie, input, self)
+            _raise_incompatible(tie, input, self)
         require(
             tie == Tie.EMBEDDINGS,
             "tie",
             tie.value,
-            "one table without bands shares its embeddings only; use tie=embeddings",
+            "layers without bands can only share embeddings; use tie=embeddings",
         )
         require(
             input.dim == self.dim,
@@ -296,7 +288,7 @@ class FullOutput(OutputLayer):
         return table | _projection_params(self.dim, width)
 
     def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
-        # A shared table is counted with the input, where it costs nothing, but scores here.
+        # A shared table's parameters count as the input's, but its products are done here.
         return vocab_size * self.dim + sum(_projection_params(self.dim, width).values())
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
@@ -308,13 +300,13 @@ class AdaptiveOutput(Banded, OutputLayer):
     """A softmax over the head's words and one class per tail band, and one softmax per tail."""
 
     tail_dropout: float | tuple[float, ...] = 0.0
-    """Dropout after each tail projection (section 5.4), never on the head: one rate for all tails,
-    or one per tail (0.1,0.2)."""
+    """Dropout after each tail projection (section 5.4): one rate for all tails, or one per tail
+    (0.1,0.2)."""
     input_dropout: Fraction = 0.0
-    """Dropout on everything that enters the layer, head included: fairseq's, not the paper's."""
+    """Dropout on the input of the layer, including the head. Used by fairseq, not by the paper."""
     head_projection: bool = False
-    """Project what the head scores with a matrix of its own; tie=head shares the input's instead.
-    The paper found both worse than none."""
+    """Add an unshared projection to the head; tie=head shares the input's instead. The paper found
+    both worse than none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,31 +320,32 @@ class AdaptiveOutput(Banded, OutputLayer):
                 f"give one rate, or one per tail ({tails})",
             )
         for rate in rates if isinstance(rates, tuple) else (rates,):
-            require(0 <= rate < 1, "tail_dropout", rate, "must lie in [0, 1)")
+            require(0 <= rate < 1, "tail_dropout", rate, "must be in [0, 1)")
 
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
         if not isinstance(input, AdaptiveInput):
-            _refuse_strangers(tie, input, self)
+            _raise_incompatible(tie, input, self)
         theirs, ours = input.bands(vocab_size), self.bands(vocab_size)
         require(
             theirs == ours,
             "tie",
             tie.value,
             f"input and output must have the same bands, not {quoted(theirs)} and {quoted(ours)}; "
-            "give both the same cutoffs, dim and factor, or use tie=none",
+            "use the same cutoffs, dim and factor for both, or tie=none",
         )
         require(
             tie.shares_head_projection or self.dim == width,
             "tie",
             tie.value,
-            f"the head is scored without a projection, so output.dim={self.dim} must be "
+            f"the head is scored without a projection, so output.dim={self.dim} must equal "
             f"decoder.dim={width}; or use tie=head, which projects the head too",
         )
         require(
             not (self.head_projection and tie.shares_head_projection),
             "output.head_projection",
             True,
-            "tie=head shares the input's projection; use tie=projections, or leave it out",
+            "tie=head already shares the input's projection; use tie=projections or "
+            "output.head_projection=false",
         )
 
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
@@ -364,7 +357,7 @@ class AdaptiveOutput(Banded, OutputLayer):
             parts |= _projection_params(bands.dim, width) | _band_tables(bands)
         if not tie.shares_tail_projections:
             projections = _band_projections(bands, bands.dim)
-            del projections["projection.band0"]  # the head has none of its own
+            del projections["projection.band0"]  # the head has none
             parts |= projections
         return parts
 
@@ -373,7 +366,7 @@ class AdaptiveOutput(Banded, OutputLayer):
         has_projection = tie.shares_head_projection or bands.dim != width
         head = bands.dim * (bands.sizes[0] + bands.num_tails + (width if has_projection else 0))
         head += bands.dim**2 if self.head_projection else 0
-        # An untied layer projects once for head and tails; a tied tail reads the decoder itself.
+        # An untied layer projects once for head and tails; tied tails use the decoder's output.
         tail_input = width if tie.shares_embeddings else bands.dim
         tails = list(zip(pairwise(bands.edges), bands.sizes, bands.widths, strict=True))[1:]
         return head + sum(share(*ids) * own * (size + tail_input) for ids, size, own in tails)
@@ -386,7 +379,6 @@ OutputConfig = Annotated[FullOutput | AdaptiveOutput, ByKind()]
 
 
 def _projection_params(dim: int, width: int) -> dict[str, int]:
-    """A matrix between a table and the decoder, where their widths differ."""
     return {"projection": dim * width} if dim != width else {}
 
 
@@ -396,7 +388,6 @@ def _band_tables(bands: Bands) -> dict[str, int]:
 
 
 def _band_projections(bands: Bands, width: int) -> dict[str, int]:
-    """The matrices between each band's width and `width`."""
     return {f"projection.band{band}": own * width for band, own in enumerate(bands.widths)}
 
 
@@ -408,8 +399,8 @@ def _prefix(unit: Unit) -> str:
     return "BPE " if unit == "bpe" else ""
 
 
-def _refuse_strangers(tie: Tie, input: InputConfig, output: OutputConfig) -> NoReturn:
+def _raise_incompatible(tie: Tie, input: InputConfig, output: OutputConfig) -> NoReturn:
     raise ValueError(
-        f"tie={tie.value!r}: {type(input).__name__} and {type(output).__name__} have no weights in "
-        "common; use tie=none, or make both adaptive or both plain tables"
+        f"tie={tie.value!r}: {type(input).__name__} and {type(output).__name__} cannot share "
+        "weights; use tie=none, or FixedInput with FullOutput, or AdaptiveInput with AdaptiveOutput"
     )

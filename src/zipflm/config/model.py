@@ -1,7 +1,4 @@
-"""A whole model, and the paper's eight factorizations: input layer, output layer, tying and unit.
-
-A model's label follows from its layers, never the other way round.
-"""
+"""`ModelConfig`, and the paper's eight factorizations."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from zipflm.model.bands import Bands
 
 @dataclass(frozen=True)
 class Factorization:
-    """The kind of a model, all numbers left out."""
+    """The types of a model's layers, without sizes."""
 
     input: type[InputConfig]
     output: type[OutputConfig]
@@ -45,26 +42,15 @@ BY_LABEL: dict[str, Factorization] = {
     "ADP": Factorization(AdaptiveInput, AdaptiveOutput),
     "ADP-T": Factorization(AdaptiveInput, AdaptiveOutput, is_tied=True),
 }
-"""In the order in which everything lists them."""
-
-
-def label_of(factorization: Factorization) -> str | None:
-    """The paper's label, or None for a combination that it does not have.
-
-    >>> label_of(Factorization(AdaptiveInput, AdaptiveOutput, is_tied=True))
-    'ADP-T'
-    >>> label_of(Factorization(AdaptiveInput, FullOutput)) is None
-    True
-    """
-    return next((label for label, known in BY_LABEL.items() if known == factorization), None)
+"""In the order used by all listings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Checked):
-    """A complete model: one input layer, one decoder, one output layer, and what they share."""
+    """A complete model: input layer, decoder, output layer and tying."""
 
     vocab_size: Positive
-    """Number of ids, specials and fillers included."""
+    """Number of ids, including special tokens and fillers."""
     input: InputConfig
     decoder: DecoderConfig = field(default_factory=TransformerDecoder)
     output: OutputConfig
@@ -72,9 +58,9 @@ class ModelConfig(Checked):
     """Which weights the output layer shares with the input layer."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tie", Tie(self.tie))  # its value is welcome too
+        object.__setattr__(self, "tie", Tie(self.tie))  # accepts the value as text
         super().__post_init__()
-        # Bands check cutoffs and widths: here rather than when the model is built.
+        # Bands check cutoffs and widths. Do it now rather than when the model is built.
         checks: dict[str, Callable[[], object]] = {
             "input": lambda: (self.num_predicted, self.input_bands),
             "output": lambda: self.output_bands,
@@ -82,14 +68,14 @@ class ModelConfig(Checked):
         for name, check in checks.items():
             try:
                 check()
-            except ValueError as error:  # which begins with the name of the layer's field
+            except ValueError as error:  # starts with the name of the field
                 raise ValueError(f"{name}.{error}") from None
         require(
             self.tie == Tie.NONE or not self.input.has_sparse_gradients,
             "input.sparse",
             True,
-            f"with tie={self.tie.value} the output layer gives every row a gradient; use tie=none, "
-            "or leave input.sparse out",
+            f"the tied output layer (tie={self.tie.value}) has dense gradients; use tie=none or "
+            "input.sparse=false",
         )
         if self.tie != Tie.NONE:
             into, out = self.decoder.dim, self.decoder.output_dim
@@ -97,9 +83,8 @@ class ModelConfig(Checked):
                 into == out or isinstance(self.output, FullOutput),
                 "tie",
                 self.tie.value,
-                f"bands are shared where what the decoder reads, {into} wide, and returns, {out} "
-                f"wide, are equally wide; end decoder.blocks with a width of {into}, or use "
-                "tie=none",
+                f"sharing bands needs a decoder with equal input and output widths, not {into} and "
+                f"{out}; end decoder.blocks with a width of {into}, or use tie=none",
             )
             self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.output_dim)
 
@@ -113,30 +98,28 @@ class ModelConfig(Checked):
 
     @property
     def num_predicted(self) -> int:
-        """Ids that the output layer predicts; targets beyond them count as `<unk>`."""
+        """Number of ids that the output layer predicts; later ids count as `<unk>`."""
         return self.input.num_predicted(self.vocab_size)
 
     def factorization(self, unit: Unit) -> str | None:
-        """The paper's label for such a model, `SM` to `ADP-T`, of words or of pieces of words;
-        None where the paper has no such model."""
-        return label_of(
-            Factorization(
-                type(self.input), type(self.output), is_tied=self.tie != Tie.NONE, unit=unit
-            )
+        """The paper's label, `SM` to `ADP-T`, or None if the paper has no such model."""
+        own = Factorization(
+            type(self.input), type(self.output), is_tied=self.tie != Tie.NONE, unit=unit
         )
+        return next((label for label, known in BY_LABEL.items() if known == own), None)
 
     def describe(self, unit: Unit) -> tuple[str, str]:
-        """Input and output layer in the words of the paper's tables, of words or of pieces."""
+        """Names of the input and output layers as in the paper's tables."""
         input = self.input.describe(self.vocab_size, unit)
         output = self.output.describe(self.num_predicted, unit)
         return input, output if self.tie == Tie.NONE else f"{output} (tied)"
 
     def num_params(self) -> int:
-        """Number of trained parameters; a shared one counts once."""
+        """Number of trainable parameters; shared ones count once."""
         return sum(self.params_by_part().values())
 
     def params_by_part(self) -> dict[str, int]:
-        """The same number, part by part in the order in which a token passes them."""
+        """Number of trainable parameters of each part, from input to output."""
         decoder = self.decoder
         by_layer = {
             "input": self.input.params(self.vocab_size, decoder.dim),
@@ -150,9 +133,9 @@ class ModelConfig(Checked):
         }
 
     def products_per_token(self, share: Share, block: int) -> float:
-        """Multiply-adds to predict one token of a block of that length.
+        """Multiply-adds to predict one token in a block of this length.
 
-        A token meets the weights of its own band only; `share` says how common each band is.
+        A token only uses the weights of its own band; `share` gives the frequency of each band.
         """
         decoder = self.decoder
         return (

@@ -1,8 +1,4 @@
-"""How text is cut: a line into words (`Splitting`), a stream of tokens into `Blocks`.
-
-Training's batches, validation, `zipflm evaluate` and the protocol of a score share one type of
-blocks; data folders and checkpoints carry the splitting along.
-"""
+"""Splitting of lines into words (`Splitting`), and of token streams into `Blocks`."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from zipflm.config.checks import Checked, Positive, require
 Rule = Literal["whitespace", "words", "wikitext"]
 BreakMode = Literal["none", "complete", "sentence", "stream"]
 Unit = Literal["word", "bpe"]
-"""What one id stands for: a word, or a byte-pair piece of one."""
+"""Whether ids are words or BPE pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +18,14 @@ class Blocks(Checked):
     """Blocks of at most `block` tokens, of which the first `context` are not scored."""
 
     break_mode: BreakMode
-    """`none`: cut after exactly `block` tokens. `complete`: as many whole sentences as fit.
-    `sentence`: one sentence each, batched with others of similar length. `stream`: as `none`, but
-    the text is first cut into one stretch for each row of a batch, so that every row of a batch
-    continues that of the one before; decoders with a state of constant size carry it on."""
+    """`none`: cut after exactly `block` tokens. `complete`: fill each block with whole sentences.
+    `sentence`: one sentence each, batched with others of similar length. `stream`: like `none`, but
+    each row of a batch continues the same row of the previous batch, and decoders with a constant
+    state keep it from batch to batch."""
     block: Positive
-    """Tokens that the model sees at once, context included (a longer sentence is not cut)."""
+    """Maximum number of tokens per block, context included (longer sentences are not cut)."""
     context: int = 0
-    """Tokens in front of what is scored, which an earlier block scored."""
+    """Number of leading tokens that are context only, because an earlier block scored them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,41 +33,40 @@ class Blocks(Checked):
             0 <= self.context < self.block,
             "context",
             self.context,
-            f"must leave room for scored tokens in block={self.block}; give 0 to {self.block - 1}",
+            f"must be below block={self.block}; give 0 to {self.block - 1}",
         )
         require(
             self.break_mode != "stream" or self.context == 0,
             "context",
             self.context,
-            "break_mode=stream carries the state from block to block; use context=0",
+            "break_mode=stream keeps the state from block to block; use context=0",
         )
 
     @property
     def has_one_length(self) -> bool:
-        """Whether all blocks but the last are equally long."""
+        """Whether all blocks except the last have the same length."""
         return self.break_mode in ("none", "stream")
 
 
 @dataclass(frozen=True)
 class Splitting(Checked):
-    """The rule by which a line of text becomes words, as `data.splitting` applies it."""
+    """The rule for splitting a line into words (implemented in `data.splitting`)."""
 
     rule: Rule = "whitespace"
-    """`whitespace`: words are what white space separates. `words`: punctuation is split off too.
-    `wikitext`: prose is brought into the form that WikiText has (`@-@`, `@,@`, `'s`)."""
+    """`whitespace`: split at white space. `words`: also split off punctuation. `wikitext`: convert
+    prose to WikiText's format (`@-@`, `@,@`, `'s`)."""
     lowercase: bool = False
-    """Words are lowercased after they have been split."""
+    """Lowercase words after splitting."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether words are just what white space separates: then they are all of the text but
-        for the kind and number of its spaces."""
+        """Whether splitting only uses white space, so that words contain all other characters."""
         return self == PLAIN
 
     def __str__(self) -> str:
-        """As options of `zipflm prepare`."""
+        """The options of `zipflm prepare`."""
         return f"--words {self.rule}" + (" --lowercase" if self.lowercase else "")
 
 
 PLAIN = Splitting()
-"""White space and nothing else: what is meant where nothing is said."""
+"""The default: split at white space."""

@@ -1,7 +1,7 @@
-"""The operations on which speed depends, each in plain PyTorch and in a fast form.
+"""The operations that determine speed, each with a reference and a fast implementation.
 
-`impl` chooses per call: `reference` is the plain form, `fused` the fast one, and `auto` takes the
-fast one wherever it runs.
+`impl` chooses per call: `reference` is plain PyTorch, `fused` and `auto` use the fast
+implementation where it is supported.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from zipflm.kernels.reference import statistics_dtype as statistics_dtype
 
 Impl = Literal["auto", "reference", "fused"]
 Rows = Literal["most", "few"]
-"""How many rows of a call are active, as its caller knows beforehand: nobody asks the device."""
+"""Roughly how many rows are active: a hint by the caller, to avoid a device synchronization."""
 
-_WIDEST_WITH_MOST_ROWS = 128
-"""Kernels that keep logits in registers win by leaving rows out. With nothing to leave out they win
-for narrow layers only: on an H200 at 267,744 words 16 ms against 29 with width 64, but 55 against
-36 with 256 and 210 against 54 with 512."""
+_MAX_WIDTH_WITH_MOST_ROWS = 128
+"""Kernels that keep logits in registers win by skipping rows. If most rows are active they win only
+for narrow layers: on an H200 with 267,744 words, 16 ms against 29 ms at width 64, but 55 ms against
+36 ms at width 256 and 210 ms against 54 ms at width 512."""
 
 
 def linear_nll(
@@ -39,9 +39,9 @@ def linear_nll(
 ) -> Tensor:
     """-log softmax(hidden @ weight.T)[target] per row; exactly 0 where not active.
 
-    It follows autocast as built-in operations do, and keeps its statistics in float32 (float64 for
-    float64 inputs). The fast forms have a first derivative only. With `create_graph=True`, in
-    forward-mode differentiation and in transforms of `torch.func` the plain form takes over.
+    Follows autocast like built-in operations, with statistics in float32 (float64 for float64
+    inputs). The fast implementations only have a first derivative; `create_graph=True`,
+    forward-mode differentiation and `torch.func` transforms use the reference.
     """
     hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
     return _choose(hidden_NE, impl, rows)(hidden_NE, weight_VE, targets_N, active_N)
@@ -55,14 +55,15 @@ def _choose(hidden_NE: Tensor, impl: Impl, rows: Rows) -> Nll:
     if hidden_NE.is_cuda and hidden_NE.dtype != torch.float64:
         from zipflm.kernels import linear_nll_triton
 
-        widest = linear_nll_triton.MAX_WIDTH if rows == "few" else _WIDEST_WITH_MOST_ROWS
-        if hidden_NE.shape[1] <= widest:
+        max_width = linear_nll_triton.MAX_WIDTH if rows == "few" else _MAX_WIDTH_WITH_MOST_ROWS
+        if hidden_NE.shape[1] <= max_width:
             return linear_nll_triton.linear_nll
     return linear_nll_chunked.linear_nll
 
 
 def _is_transformed() -> bool:
-    """True in `torch.func` and forward-mode differentiation, which operators do not support."""
+    """True in `torch.func` and forward-mode differentiation, which custom operators do not
+    support."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
@@ -75,18 +76,19 @@ def linear_nll_sum(
     *,
     rows: Rows = "most",
 ) -> Tensor:
-    """The sum of `linear_nll` over all rows, and faster to train with: a scalar.
+    """The sum of `linear_nll` over all rows, a scalar that is faster to train with.
 
-    Its gradients are computed together with it, because all rows have the same one.
+    Its gradients are computed in the forward pass, because all rows have the same upstream
+    gradient.
     """
     hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
     inputs = hidden_NE, weight_VE, targets_N, active_N
-    of_rows = _choose(hidden_NE, impl, rows)
-    learns = torch.is_grad_enabled() and (hidden_NE.requires_grad or weight_VE.requires_grad)
-    # In float16 small gradients vanish unless the loss scale comes in before they are rounded.
-    if of_rows is reference.linear_nll or not learns or hidden_NE.dtype == torch.float16:
-        return of_rows(*inputs).sum()
-    if of_rows is linear_nll_chunked.linear_nll:
+    nll = _choose(hidden_NE, impl, rows)
+    needs_grad = torch.is_grad_enabled() and (hidden_NE.requires_grad or weight_VE.requires_grad)
+    # In float16 small gradients vanish unless the loss scale is applied before rounding.
+    if nll is reference.linear_nll or not needs_grad or hidden_NE.dtype == torch.float16:
+        return nll(*inputs).sum()
+    if nll is linear_nll_chunked.linear_nll:
         return linear_nll_chunked.linear_nll_sum(*inputs)
     from zipflm.kernels import linear_nll_triton
 

@@ -1,7 +1,7 @@
-"""Dropout with cheap random bits: 16 for every element.
+"""Dropout with 16 random bits per element.
 
-PyTorch's own draws a float64 on a CPU and 128 bits on a GPU to decide about one element, which
-takes longer than anything else that is done with it.
+PyTorch draws a float64 per element on a CPU and 128 bits on a GPU, which takes longer than the rest
+of dropout.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ LEVELS = 1 << 16
 
 
 def new_seed(x: Tensor, rate: float, training: bool) -> Tensor | None:
-    """What decides a mask on a GPU, for calls that must draw the same one twice; None where
-    nothing is dropped, and on a CPU, where PyTorch's generator decides.
+    """A seed from torch's generator, for calls on a GPU that must draw the same mask twice.
 
-    It comes from torch's own generator, whose state is that of the run.
+    None if nothing is dropped, and on a CPU, where torch's generator decides.
     """
     if not training or rate == 0 or not x.is_cuda:
         return None
@@ -31,10 +30,7 @@ def new_seed(x: Tensor, rate: float, training: bool) -> Tensor | None:
 
 
 def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) -> Tensor:
-    """`F.dropout`; `rate` is rounded to 1 / 65,536, and what is kept grows accordingly.
-
-    `seed`, as `new_seed` gives it, is drawn where it is missing.
-    """
+    """`F.dropout` with `rate` rounded to a multiple of 1 / 65,536. `seed` comes from `new_seed`."""
     if not training or rate == 0:
         return x
     threshold = round(rate * LEVELS)
@@ -57,10 +53,10 @@ def relu_dropout(
     seed: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`dropout(x.relu())`, of which nothing but the result is kept for the backward pass.
+    """`dropout(x.relu())` that keeps only its result for the backward pass.
 
-    `bias`, on a GPU only, is what was added to make `x`, without a gradient of its own: the
-    backward pass makes that in passing.
+    `bias` (GPU only) was already added to `x` without a gradient. The backward pass of this
+    function computes its gradient.
     """
     if not training or rate == 0:
         return x.relu()
@@ -80,7 +76,7 @@ def relu_dropout(
 
 
 class _ReluDropout(torch.autograd.Function):
-    """On a CPU, where touching new memory takes longer than what is computed there."""
+    """In place as far as possible: on a CPU, touching new memory takes longer than computing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
@@ -93,45 +89,43 @@ class _ReluDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
-        # What is above zero was neither negative nor dropped.
+        # Positive results were neither negative nor dropped.
         return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None
 
 
 def _is_cpu_eager(x: Tensor) -> bool:
-    """Whether masks come from `noise`, which the compiler cannot follow."""
+    """Whether to use `noise`, which the compiler cannot trace."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def scale(threshold: int) -> float:
-    """By what factor that which is kept grows, if `threshold` of LEVELS are dropped."""
+    """Factor for the kept elements if `threshold` of LEVELS are dropped."""
     return LEVELS / (LEVELS - threshold)
 
 
 def noise(shape: torch.Size, dtype: torch.dtype, threshold: int) -> Tensor:
-    """What to multiply with on a CPU: 0 with a probability of threshold / LEVELS, else `scale`."""
-    # The seed comes from torch's generator, whose state is that of the run.
+    """Multiplicative noise on a CPU: 0 with probability threshold / LEVELS, otherwise `scale`."""
     bits: Tensor = _random_bits(torch.randint(1 << 62, (), device="cpu"), shape.numel())
-    # Numbers throughout, because a mask of truth values takes longer to convert than to make; of
-    # 16 bits' precision at least, until it is decided.
+    # Floats throughout, because converting a bool mask takes longer than making it. They must hold
+    # 16 bits exactly until the comparison.
     kept = bits.view(shape).to(statistics_dtype(dtype)).ge_(threshold - LEVELS // 2)
     return kept.mul_(scale(threshold)).to(dtype)
 
 
-# An operator, because it reads its seed, which only a CPU can do without waiting.
+# An operator, because tracers cannot read the value of the seed.
 @torch.library.custom_op("zipflm::random_bits", mutates_args=())
 def _random_bits(seed: Tensor, number: int) -> Tensor:
-    """`number` times 16 bits, by NumPy, which draws them in less than half the time of torch and
-    keeps the raw stream of a generator the same from version to version; by torch without it."""
-    number_of_draws = (number + 3) // 4
+    """`number` random int16. NumPy takes less than half the time of torch, and keeps the raw stream
+    of a generator stable across versions; torch is the fallback."""
+    num_draws = (number + 3) // 4
     try:
         import numpy as np
-    except ImportError:  # the layers by themselves need nothing but torch
+    except ImportError:  # the layers need nothing but torch
         generator = torch.Generator().manual_seed(int(seed))
         low, high = -(1 << 63), (1 << 63) - 1
-        size, device = (number_of_draws,), seed.device
-        draws = torch.randint(low, high, size, generator=generator, device=device)
+        draws = torch.randint(low, high, (num_draws,), generator=generator, device=seed.device)
         return draws.view(torch.int16)[:number]
-    raw = np.random.SFC64(int(seed)).random_raw(number_of_draws)
+    raw = np.random.SFC64(int(seed)).random_raw(num_draws)
     return torch.from_numpy(raw.view(np.int16)[:number])
 
 

@@ -1,8 +1,7 @@
-"""Dropout's random bits on a GPU, all of them used.
+"""Dropout on a GPU.
 
-Philox gives 128 bits at a time. The compiler's own dropout takes 32 of them for an element and
-drops the rest, which costs more time than reading and writing the element; here eight elements
-share one draw, 16 bits each.
+Philox generates 128 bits at a time. The compiler's dropout uses 32 of them for one element, which
+costs more time than reading and writing the element; here eight elements share one draw.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from torch import Tensor
 from zipflm.kernels.dropout import scale
 
 _BLOCK = 1024
-_ROWS, _COLUMNS = 8, 512  # of a step of the ReLU's backward pass
-_MOST_PROGRAMS = 65_535  # along the second axis of a grid
-# Seven rounds pass all statistical tests that are known; ten are the usual margin of safety.
+_ROWS, _COLUMNS = 8, 512  # block of the ReLU's backward pass
+_MAX_PROGRAMS = 65_535  # along the second axis of a grid
+# Seven rounds pass all known statistical tests; ten are the usual safety margin.
 _ROUNDS = tl.constexpr(7)
 
 
@@ -46,7 +45,7 @@ def _relu_kernel(x_ptr, y_ptr, seed_ptr, number, threshold, scale, BLOCK: tl.con
 
 @triton.jit
 def _draw(seed_ptr, BLOCK: tl.constexpr):
-    """Where the first of a program's eight blocks of elements lies, and 128 bits per lane."""
+    """Places of the first of a program's eight blocks of elements, and 128 bits per lane."""
     program = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     counter = (program * BLOCK + lanes).to(tl.uint32)
@@ -62,9 +61,9 @@ def _bits_of(bits, part: tl.constexpr):
 
 @torch.library.custom_op("zipflm::keep_mask", mutates_args=())
 def keep_mask(like: Tensor, seed: Tensor, threshold: int) -> Tensor:
-    """A mask shaped as `like`; each element is false with probability threshold / 65,536.
+    """A mask shaped like `like`; each element is false with probability threshold / 65,536.
 
-    `seed`, one int64 on the device, decides which.
+    `seed` is one int64 on the device.
     """
     keep = torch.empty(like.shape, dtype=torch.bool, device=like.device)
     if keep.numel():
@@ -110,13 +109,12 @@ def _relu_backward_kernel(
 
 @torch.library.custom_op("zipflm::relu_dropout", mutates_args=())
 def relu_dropout(x: Tensor, bias: Tensor | None, seed: Tensor, threshold: int) -> Tensor:
-    """ReLU, then dropout as by `keep_mask`; what is kept grows so that the mean stays.
+    """ReLU, then dropout with the mask of `keep_mask`.
 
-    The result tells by itself where a gradient flows: not where it is 0, because either the ReLU
-    or the mask made it so. No mask is kept.
+    The backward pass needs only the result: it is 0 wherever the ReLU or the mask made it 0.
 
-    `bias` is what `x` has been given already, without a gradient. It gets one here, a sum over what
-    the backward pass writes anyway: by itself that sum would have to read all of it again.
+    `bias` was already added to `x` without a gradient. The backward pass sums its gradient while
+    writing that of `x`; a separate sum would have to read it again.
     """
     x = x.contiguous()
     y = torch.empty_like(x)
@@ -134,11 +132,11 @@ def _(x: Tensor, bias: Tensor | None, seed: Tensor, threshold: int) -> Tensor:
 
 @torch.library.custom_op("zipflm::relu_dropout_backward", mutates_args=())
 def relu_dropout_backward(grad: Tensor, y: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
-    """Gradient of x, shaped as `y`, and its sums over all but the last dimension in float32."""
+    """Gradient of x, shaped like `y`, and its float32 sums over all but the last dimension."""
     grad, width = grad.contiguous(), y.shape[-1]
     dx = torch.empty_like(y)
     num_rows = y.numel() // max(width, 1)
-    rows_per_program = max(64, triton.cdiv(num_rows, _MOST_PROGRAMS))
+    rows_per_program = max(64, triton.cdiv(num_rows, _MAX_PROGRAMS))
     sums = y.new_zeros(triton.cdiv(num_rows, rows_per_program), width, dtype=torch.float32)
     if y.numel():
         grid = (triton.cdiv(width, _COLUMNS), len(sums))

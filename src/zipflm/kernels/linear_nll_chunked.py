@@ -1,14 +1,13 @@
-"""Cross-entropy of a linear layer without ever holding all of its logits.
+"""Cross-entropy of a linear layer in chunks of rows, without holding all of its logits.
 
-nll_n = log sum_v exp(h_n . w_v) - h_n . w_{t_n}, a few rows at a time, forward and backward; the
-backward pass computes the logits again instead of keeping them. Where only the sum over all rows is
-wanted, their gradients are known beforehand: they are made of the same logits, which spares one of
+nll_n = log sum_v exp(h_n . w_v) - h_n . w_{t_n}. The backward pass recomputes the logits. For the
+sum over all rows, gradients are computed from the logits of the forward pass, which saves one of
 four products.
 
-On a CPU inactive rows are left out. Elsewhere the host does not know how many there are, and asking
-would stall the device: there they are computed and masked.
+On a CPU inactive rows are skipped. On other devices they are computed and masked, because counting
+them would need a synchronization.
 
-Shapes: N tokens, R rows computed together, E width, V words.
+Shapes: N tokens, R rows of a chunk, E width, V words.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from torch.nn import functional as F
 from zipflm.kernels.operators import Nll, nll_operator, nll_sum_operator
 from zipflm.kernels.reference import statistics_dtype
 
-# Logits held at once: on a CPU about what its caches hold, on a device enough to fill it. With very
-# many words more, as far as it takes to have some rows: every chunk adds to the gradient of all
-# weights.
+# Logits per chunk: on a CPU what fits its caches, on a device enough to fill it. Large vocabularies
+# get more, to have at least _DEVICE_ROWS rows: each chunk adds to the gradient of all weights.
 _CPU_LOGITS = 1 << 22
 _DEVICE_LOGITS = 1 << 27
 _DEVICE_ROWS = 2048
-_MOST_DEVICE_LOGITS = 1 << 29
-# A GPU reaches full speed only with matrices whose sides are multiples of this.
+_MAX_DEVICE_LOGITS = 1 << 29
+# GPUs reach full speed only if the sizes of matrices are multiples of this.
 _ALIGNMENT = 128
 _CPU_ALIGNMENT = 16
 
@@ -80,7 +78,7 @@ def backward(
 def sum_and_gradients(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed nll of the active rows and its gradients by hidden and, not rounded, by weight."""
+    """The summed nll of the active rows, and the gradients of hidden and (unrounded) of weight."""
     if _has_exponential_kernels(hidden_NE):
         return _by_exponentials(hidden_NE, weight_VE, targets_N, active_N)
     dtype = statistics_dtype(hidden_NE.dtype)
@@ -101,7 +99,7 @@ def sum_and_gradients(
         else:
             d_hidden_NE[rows] = d_logits_RV @ weight_VE
         d_weight_VE = _accumulated(d_weight_VE, d_logits_RV, hidden_RE, dtype)
-    if d_weight_VE is None:  # no row at all
+    if d_weight_VE is None:  # no rows
         d_weight_VE = weight_VE.new_zeros(weight_VE.shape, dtype=dtype)
     return total, d_hidden_NE, d_weight_VE[:num_words]
 
@@ -109,7 +107,7 @@ def sum_and_gradients(
 def _by_exponentials(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same without a pass over the logits: see `softmax_triton.row_exps`."""
+    """Without a separate pass over the logits: see `softmax_triton.row_exps`."""
     from zipflm.kernels.softmax_triton import hidden_gradient, row_exps, subtract_targets
 
     num_words = len(weight_VE)
@@ -127,7 +125,7 @@ def _by_exponentials(
         scaled_RE = torch.empty_like(hidden_RE)
         torch.mul(hidden_RE, exps.scale_R.unsqueeze(1), out=scaled_RE)
         d_weight_VE = _accumulated(d_weight_VE, exps.exps_RV, scaled_RE, torch.float32)
-    if d_weight_VE is None:  # no row at all
+    if d_weight_VE is None:  # no rows
         d_weight_VE = weight_VE.new_zeros(weight_VE.shape, dtype=torch.float32)
     else:
         subtract_targets(d_weight_VE, hidden_NE, miss_N, targets_N)
@@ -137,20 +135,19 @@ def _by_exponentials(
 def _accumulated(
     d_weight_VE: Tensor | None, d_logits_RV: Tensor, hidden_RE: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """The gradient of the weights with that of some more rows added, in `dtype`."""
+    """Add the contribution of a chunk to the gradient of the weights, in `dtype`."""
     if d_weight_VE is None:
         return _product(d_logits_RV.T, hidden_RE, dtype)
     if hidden_RE.is_cuda and dtype != hidden_RE.dtype:
-        # In the product's own accumulator: a pass over the weights of its own would cost as much
-        # as the product if there are few rows. And in place: torch copies what is to be added to
-        # unless that is also the result.
+        # Accumulate inside the product: with few rows a separate pass over the weights would cost
+        # as much as the product. `out` avoids a copy of the accumulator.
         torch.addmm(d_weight_VE, d_logits_RV.T, hidden_RE, out_dtype=dtype, out=d_weight_VE)
         return d_weight_VE
     return d_weight_VE.add_(_product(d_logits_RV.T, hidden_RE, dtype))
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """In `dtype`: a GPU's products accumulate in float32 and need not be rounded on the way out."""
+    """A product in `dtype`. GPUs accumulate in float32, so the result need not be rounded."""
     if left.is_cuda and dtype != left.dtype:
         return torch.mm(left, right, out_dtype=dtype)
     return (left @ right).to(dtype)
@@ -159,13 +156,13 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 def _nll_and_gradient(
     logits_RV: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """nll of each row and its gradient by the logits, 0 where not active; overwrites the logits."""
+    """nll of each row and the gradient of the logits, 0 if inactive; overwrites the logits."""
     targets_R1 = targets_R.unsqueeze(1)
     if _has_row_kernels(logits_RV):
         lse_R = _lse(logits_RV, num_words)
         nll_R = (lse_R - logits_RV.gather(1, targets_R1).squeeze(1)).where(active_R, 0.0)
         return nll_R, _gradient(logits_RV, num_words, lse_R, targets_R, active_R, dtype)
-    # Each exponential once, and in place: memory that is touched first takes longer than that.
+    # Each exponential once, in place: touching new memory takes longer than computing.
     logits_RV[:, num_words:] = -math.inf
     active_R1 = active_R.unsqueeze(1)
     target_R1 = logits_RV.gather(1, targets_R1)
@@ -177,12 +174,12 @@ def _nll_and_gradient(
 
 
 def _without_inactive(hidden_NE: Tensor, active_N: Tensor) -> Tensor:
-    """Zeros in the inactive rows, for their gradient of 0 times infinity would be NaN."""
+    """Zero the inactive rows: their gradient of 0 times infinity would be NaN."""
     return hidden_NE.where(active_N.unsqueeze(1), 0.0)
 
 
 def _aligned(weight_VE: Tensor) -> Tensor:
-    """On a GPU, the weights with rows of zeros behind the words, whose logits must not be used."""
+    """On a GPU, pad the weights with rows of zeros, whose logits must be ignored."""
     if not weight_VE.is_cuda:
         return weight_VE
     return F.pad(weight_VE, (0, 0, 0, -len(weight_VE) % _ALIGNMENT))
@@ -190,10 +187,10 @@ def _aligned(weight_VE: Tensor) -> Tensor:
 
 def _row_chunks(active_N: Tensor, num_words: int) -> Iterator[Tensor | slice]:
     if active_N.device.type != "cpu":
-        fewest = min(_DEVICE_ROWS, _MOST_DEVICE_LOGITS // num_words)
-        most = max(1, fewest, _DEVICE_LOGITS // num_words)
-        # As many chunks as that takes, of equal sizes.
-        size = _ceil(len(active_N), max(1, _ceil(len(active_N), most)))
+        min_rows = min(_DEVICE_ROWS, _MAX_DEVICE_LOGITS // num_words)
+        max_rows = max(1, min_rows, _DEVICE_LOGITS // num_words)
+        # Chunks of equal sizes.
+        size = _ceil(len(active_N), max(1, _ceil(len(active_N), max_rows)))
         size = max(1, _ceil(size, _ALIGNMENT)) * _ALIGNMENT
         yield from (slice(start, start + size) for start in range(0, len(active_N), size))
         return
@@ -206,15 +203,14 @@ def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-@torch.no_grad()  # which `out` asks for; the gradients are written by hand
+@torch.no_grad()  # required by `out`
 def _logits(hidden_RE: Tensor, weight_VE: Tensor) -> Tensor:
     dtype = statistics_dtype(hidden_RE.dtype)
     if hidden_RE.device.type == "cpu" and dtype == hidden_RE.dtype:
-        # Rows start at multiples of 64 bytes: with 2,002 words close together, the product takes
-        # half as long again.
+        # Align rows to 64 bytes: with 2,002 words the product is otherwise 1.5 times slower.
         num_rows, num_words = len(hidden_RE), len(weight_VE)
-        room_RX = hidden_RE.new_empty(num_rows, num_words + -num_words % _CPU_ALIGNMENT)
-        return torch.mm(hidden_RE, weight_VE.T, out=room_RX[:, :num_words])
+        padded_RX = hidden_RE.new_empty(num_rows, num_words + -num_words % _CPU_ALIGNMENT)
+        return torch.mm(hidden_RE, weight_VE.T, out=padded_RX[:, :num_words])
     return _product(hidden_RE, weight_VE.T, dtype)
 
 
@@ -236,7 +232,7 @@ def _gradient(
 ) -> Tensor:
     """(softmax - onehot) times the gradient of each row; `logits_RV` may be overwritten.
 
-    A target of -1 is a word that is not among these: it has no one in its row.
+    A target of -1 is not one of these words: its onehot row is zero.
     """
     if _has_row_kernels(logits_RV):
         from zipflm.kernels.softmax_triton import row_gradient
@@ -254,14 +250,14 @@ def _has_row_kernels(logits_RV: Tensor) -> bool:
 
 
 def _has_exponential_kernels(hidden_RE: Tensor) -> bool:
-    """Only bfloat16 has room for the exponentials; rows are read in units of 16 bytes, by units
-    that GPUs have from Hopper on."""
+    """bfloat16 has the range of the exponentials; rows are read in units of 16 bytes by hardware
+    that GPUs have since Hopper."""
     is_possible = hidden_RE.is_cuda and hidden_RE.dtype == torch.bfloat16
     is_possible = is_possible and hidden_RE.shape[1] % 8 == 0 and torch.version.hip is None
     return is_possible and torch.cuda.get_device_capability(hidden_RE.device)[0] >= 9
 
 
 linear_nll: Nll = nll_operator("linear_nll_chunked", forward, backward)
-"""The same as `reference.linear_nll`, in bounded memory."""
+"""`reference.linear_nll` in bounded memory."""
 linear_nll_sum: Nll = nll_sum_operator("linear_nll_sum_chunked", sum_and_gradients)
-"""Its sum over all rows, with a gradient at the price of three products instead of four."""
+"""Its sum over all rows, with three products instead of four for the gradient."""

@@ -1,11 +1,11 @@
-"""`linear_nll` for narrow bands on a GPU: logits never leave the registers.
+"""`linear_nll` for narrow bands on a GPU, with logits kept in registers.
 
-A tile is some rows by some words; the tiles of all active rows are distributed evenly over as many
-programs as the device runs at once, and results for the same rows are combined afterwards in a
-fixed order: equal inputs give equal bits.
+The tiles (a block of rows by a block of words) of all active rows are distributed evenly over as
+many programs as the device runs at once. Results for the same rows are combined afterwards in a
+fixed order, so that they are deterministic.
 
-Shapes: N tokens (active ones first), E width, V words, S segments (all that one program has of
-one block of rows), R rows of a block.
+Shapes: N tokens (active ones first), E width, V words, S segments (the tiles of one block of rows
+that one program computes), R rows of a block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zipflm.kernels.operators import Nll, nll_operator, nll_sum_operator
 
-# Exponentials are to the base of 2 on the device: one instruction less for each.
+# Exponentials use base 2, which saves one instruction each.
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -29,14 +29,14 @@ def rows_kernel(
     hidden_ptr,  # [N, E]
     weight_ptr,  # [V, E]
     count_ptr,  # [1] number of active rows
-    lse_ptr,  # [S, R] float32, to the base of 2
+    lse_ptr,  # [S, R] float32, base 2
     mean_ptr,  # [S, R, E] float32
     num_words,
     width,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
-    EXACT: tl.constexpr,  # WIDTH is the width, not more
+    EXACT: tl.constexpr,  # WIDTH == width
     WITH_MEAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -52,7 +52,7 @@ def rows_kernel(
         last = tl.minimum(num_tiles, first + end - place).to(tl.int32)
         rows = row_block * ROWS + tl.arange(0, ROWS)
         hidden = _load(hidden_ptr, rows, columns, count, width, True, EXACT)
-        # Online: `top` is the largest logit so far, `total` the sum of exponentials below it.
+        # Online softmax: `top` is the largest logit so far, `total` the sum of exponentials.
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mean = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -94,7 +94,7 @@ def _absorb_words(
     num_words,
     width,
     WORDS: tl.constexpr,
-    BOUNDED: tl.constexpr,  # some of the words may lie behind the end
+    BOUNDED: tl.constexpr,  # some of the words may be out of range
     EXACT: tl.constexpr,
     WITH_MEAN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -117,15 +117,15 @@ def _absorb_words(
 
 @triton.jit
 def join_kernel(
-    segment_lse_ptr,  # [S, R] float32, to the base of 2
+    segment_lse_ptr,  # [S, R] float32, base 2
     mean_ptr,  # [S, R, E] float32
-    hidden_ptr,  # [N, E], active rows in front
+    hidden_ptr,  # [N, E], active rows first
     weight_ptr,  # [V, E]
-    order_ptr,  # [N] where the rows come from; those below are in that order of tokens
+    order_ptr,  # [N] tokens of the rows; the arrays below are in the order of tokens
     count_ptr,  # [1]
-    targets_ptr,  # [N]; -1 for none of these words
-    grad_ptr,  # [N] of nll, if WITH_MEAN
-    whole_lse_ptr,  # [N] over these words and others, if IS_PART
+    targets_ptr,  # [N]; -1 for a word of another part
+    grad_ptr,  # [N] gradient of nll, if WITH_MEAN
+    whole_lse_ptr,  # [N] over the words of all parts, if IS_PART
     nll_ptr,  # [N] out
     lse_ptr,  # [N] out
     d_hidden_ptr,  # [N, E] out, if WITH_MEAN
@@ -141,7 +141,7 @@ def join_kernel(
     WITH_GRAD: tl.constexpr,
     IS_PART: tl.constexpr,
 ):
-    """What programs of `rows_kernel` found out about some rows; zeros for inactive ones."""
+    """Combine the results of `rows_kernel` for a block of rows; zeros for inactive rows."""
     start = tl.program_id(0) * SOME
     count = tl.load(count_ptr)
     rows = start + tl.arange(0, SOME)
@@ -224,7 +224,7 @@ def weight_gradient_kernel(
     """(softmax - onehot) * gradient, transposed, @ hidden, for one block of words."""
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     columns = tl.arange(0, WIDTH)
-    # Behind the end the last word comes again, so that no logit is out of bounds.
+    # Out-of-range words repeat the last word.
     real = tl.minimum(words, num_words - 1)
     weight = _load(weight_ptr, real, columns, num_words, width, False, EXACT)
     d_weight = tl.zeros([WORDS, WIDTH], tl.float32)
@@ -265,23 +265,23 @@ def _absorb_rows(
     count,
     width,
     ROWS: tl.constexpr,
-    BOUNDED: tl.constexpr,  # some of the rows may lie behind the count
+    BOUNDED: tl.constexpr,  # some of the rows may be out of range
     EXACT: tl.constexpr,
     WITH_GRAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     rows = start + tl.arange(0, ROWS)
     hidden = _load(hidden_ptr, rows, columns, count, width, BOUNDED, EXACT)
-    # An infinite log-sum-exp silences a row. Words behind the end need no silence: what they get
-    # is not stored.
+    # An infinite log-sum-exp disables an out-of-range row. The results of out-of-range words are
+    # not stored.
     if BOUNDED:
         lse = tl.load(lse_ptr + rows, mask=rows < count, other=float("inf"))
         targets = tl.load(targets_ptr + rows, mask=rows < count, other=-1)
     else:
         lse = tl.load(lse_ptr + rows)
         targets = tl.load(targets_ptr + rows)
-    # Rows down, words across: what belongs to a row is then the same throughout the loop for the
-    # few rows that a thread has.
+    # Rows down, words across: each thread then has few rows, whose values stay the same throughout
+    # the loop.
     logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
     d_logits = tl.exp2(logits * _LOG2_E - (lse * _LOG2_E)[:, None])
     d_logits = tl.where(words[None, :] == targets[:, None], d_logits - 1.0, d_logits)
@@ -296,7 +296,7 @@ def _absorb_rows(
 
 @triton.jit
 def _share(program, programs, count, num_tiles, ROWS: tl.constexpr):
-    """First tile of a program and the one after its last, of those of all active rows."""
+    """Start and end of a program's share of the tiles of all active rows."""
     total = tl.cdiv(count, ROWS).to(tl.int64) * num_tiles
     per_program = tl.cdiv(total, programs)
     place = tl.minimum(program * per_program, total)
@@ -305,7 +305,7 @@ def _share(program, programs, count, num_tiles, ROWS: tl.constexpr):
 
 @triton.jit
 def _load(ptr, rows, columns, num_rows, width, BOUNDED: tl.constexpr, EXACT: tl.constexpr):
-    """Rows of a matrix, with zeros for what lies outside; unmasked where nothing can."""
+    """Rows of a matrix, with zeros out of range."""
     places = ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
     if BOUNDED and EXACT:
         return tl.load(places, mask=(rows < num_rows)[:, None], other=0.0)
@@ -328,32 +328,32 @@ class _Blocks(NamedTuple):
     stages: int
 
 
-# Of a kernel up to a width: the fastest of eight or nine choices on an H200, with 3 to 24 % of the
-# rows active and with all of them. Without the mean, as with it.
+# By kernel and maximum width: the fastest of eight or nine choices on an H200, with 3 to 24 % of
+# the rows active and with all of them.
 _BLOCKS = {
     "lse": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},
     "mean": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},
     "weight": {128: _Blocks(64, 128, 4, 3), 256: _Blocks(64, 64, 4, 2)},
 }
-# Programs for each of the device's processors.
+# Programs per multiprocessor.
 _PROGRAMS = 2
 _JOINED_ROWS = 16
 
 
 def _meta(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Block sizes that keep a block of rows, a block of words and a sum in registers."""
+    """Block sizes with which a block of rows, a block of words and a sum fit in registers."""
     padded = max(16, triton.next_power_of_2(width))
     if dtype == torch.float32:
         blocks = _Blocks(32, 32, 4, 2) if padded <= 128 else _Blocks(16, 16, 8, 2)
     else:
-        fitting = [found for widest, found in _BLOCKS[kernel].items() if padded <= widest]
+        fitting = [found for max_width, found in _BLOCKS[kernel].items() if padded <= max_width]
         blocks = fitting[0] if fitting else _Blocks(32, 32, 8, 2)
     return {
         "ROWS": blocks.rows,
         "WORDS": blocks.words,
         "WIDTH": padded,
         "EXACT": padded == width,
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # only float32 asks which
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",  # only used for float32
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,
     }
@@ -361,12 +361,12 @@ def _meta(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
 
 def _num_programs(device: torch.device) -> int:
     if device.type != "cuda":
-        return 3  # the interpreter, which runs them one after the other
+        return 3  # the interpreter
     return _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class _Active(NamedTuple):
-    """Active rows, moved to the front; everything stays on the device."""
+    """Rows reordered with the active ones first, without a host synchronization."""
 
     order_N: Tensor
     number: Tensor
@@ -376,41 +376,41 @@ class _Active(NamedTuple):
     def of(cls, hidden_NE: Tensor, active_N: Tensor) -> _Active:
         ahead_N = active_N.cumsum(0)
         count = active_N.sum(dtype=torch.int32).view(1)
-        behind_N = count + (~active_N).cumsum(0)
-        places_N = torch.where(active_N, ahead_N, behind_N) - 1
+        after_N = count + (~active_N).cumsum(0)
+        places_N = torch.where(active_N, ahead_N, after_N) - 1
         order_N = torch.empty_like(places_N)
         order_N.scatter_(0, places_N, torch.arange(len(places_N), device=places_N.device))
         return cls(order_N, count, hidden_NE[order_N])
 
 
-class _OfRows(NamedTuple):
-    """In the order of the tokens, 0 where not active."""
+class _RowResults(NamedTuple):
+    """In the order of the tokens, 0 for inactive rows."""
 
     nll_N: Tensor
     lse_N: Tensor
     d_hidden_NE: Tensor
-    """Empty unless asked for."""
+    """Empty without `with_mean`."""
 
 
-def _of_rows(
+def _run_rows(
     active: _Active,
     weight_VE: Tensor,
     targets_N: Tensor,
     with_mean: bool,
     grad_N: Tensor | None = None,
     whole_lse_N: Tensor | None = None,
-) -> _OfRows:
-    """nll and log-sum-exp and, `with_mean`, the gradient of hidden, times that of nll if given.
+) -> _RowResults:
+    """nll, log-sum-exp and, with `with_mean`, the gradient of hidden (times `grad_N`).
 
-    `whole_lse_N` is the log-sum-exp of a softmax of which these words are a part.
+    `whole_lse_N` is the log-sum-exp over the words of all parts of a split softmax.
     """
     kernel = "mean" if with_mean else "lse"
     hidden_NE, device = active.hidden_NE, active.hidden_NE.device
     num_rows, width = hidden_NE.shape
     meta = _meta(kernel, width, hidden_NE.dtype)
     programs = _num_programs(device)
-    # Going from segment to segment, the number of the program or that of the block of rows grows,
-    # so that their sum tells all segments apart.
+    # From one segment to the next either the program or the block of rows increases, so their sum
+    # identifies a segment.
     num_segments = programs + triton.cdiv(num_rows, meta["ROWS"])
     lse_SR = torch.empty(num_segments, meta["ROWS"], device=device)
     mean_SRE = torch.empty(*lse_SR.shape, width if with_mean else 0, device=device)
@@ -438,17 +438,17 @@ def _of_rows(
             IS_PART=whole_lse_N is not None,
             num_warps=4,
         )
-    return _OfRows(nll_N, lse_N, d_hidden_NE)
+    return _RowResults(nll_N, lse_N, d_hidden_NE)
 
 
-def _of_weights(
+def _weight_gradient(
     active: _Active,
     weight_VE: Tensor,
     targets_N: Tensor,
     lse_N: Tensor,
     grad_N: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the weights; without `grad_N` that of the sum of all rows, not rounded."""
+    """The gradient of the weights; without `grad_N`, that of the sum of all rows, unrounded."""
     hidden_NE, order_N = active.hidden_NE, active.order_N
     meta = _meta("weight", hidden_NE.shape[1], hidden_NE.dtype)
     dtype = torch.float32 if grad_N is None else weight_VE.dtype
@@ -469,7 +469,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """nll_N and the log-sum-exp of every row, both 0 where not active."""
     active = _Active.of(hidden_NE, active_N)
-    rows = _of_rows(active, weight_VE.contiguous(), targets_N, with_mean=False)
+    rows = _run_rows(active, weight_VE.contiguous(), targets_N, with_mean=False)
     return rows.nll_N, rows.lse_N
 
 
@@ -484,21 +484,21 @@ def backward(
     """Gradients of hidden and weight; `lse_N` may be over more words than these."""
     active, weight_VE = _Active.of(hidden_NE, active_N), weight_VE.contiguous()
     grad_N, lse_N = grad_N.float().contiguous(), lse_N.contiguous()
-    rows = _of_rows(active, weight_VE, targets_N, True, grad_N, lse_N)
-    return rows.d_hidden_NE, _of_weights(active, weight_VE, targets_N, lse_N, grad_N)
+    rows = _run_rows(active, weight_VE, targets_N, True, grad_N, lse_N)
+    return rows.d_hidden_NE, _weight_gradient(active, weight_VE, targets_N, lse_N, grad_N)
 
 
 def sum_and_gradients(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed nll of the active rows and its gradients by hidden and, not rounded, by weight."""
+    """The summed nll of the active rows, and the gradients of hidden and (unrounded) of weight."""
     active, weight_VE = _Active.of(hidden_NE, active_N), weight_VE.contiguous()
-    rows = _of_rows(active, weight_VE, targets_N, with_mean=True)
-    d_weight_VE = _of_weights(active, weight_VE, targets_N, rows.lse_N)
+    rows = _run_rows(active, weight_VE, targets_N, with_mean=True)
+    d_weight_VE = _weight_gradient(active, weight_VE, targets_N, rows.lse_N)
     return rows.nll_N.sum(), rows.d_hidden_NE, d_weight_VE
 
 
 linear_nll: Nll = nll_operator("linear_nll_triton", forward, backward)
-"""The same as `reference.linear_nll`, at a cost in proportion to the active rows."""
+"""`reference.linear_nll` at a cost proportional to the number of active rows."""
 linear_nll_sum: Nll = nll_sum_operator("linear_nll_sum_triton", sum_and_gradients)
-"""Its sum over all rows, with a gradient at the price of four products instead of five."""
+"""Its sum over all rows, with four products instead of five for the gradient."""

@@ -1,9 +1,8 @@
-"""Operators of our own: what a compiler, a tracer or a gradient sees as one step.
+"""Custom operators: single nodes to compilers, tracers and autograd.
 
-Whatever an operator does inside, a graph holds it as a single node, and eager, compiled and
-distributed code call it in the same way. Otherwise the function alone is called
-(`can_skip_dispatch`): the first call of any such operator in a process makes torch import its
-compiler, for two thirds of the time that everything else takes when a line of text is scored.
+Where none of these is involved, the plain function is called instead (`can_skip_dispatch`). The
+first call of a custom operator makes torch import its compiler, which takes two thirds as long as
+everything else that `zipflm score` does for one line of text.
 
 Shapes: N tokens, E width, V words.
 """
@@ -25,25 +24,25 @@ Nll = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> nll_N, lse_N."""
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N -> gradients of hidden and weight, both
-contiguous whatever the inputs are: the compiler is told so."""
+"""grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N -> gradients of hidden and weight, which
+must be contiguous, as declared to the compiler."""
 SumAndGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""hidden_NE, weight_VE, targets_N, active_N -> the summed nll, gradients of hidden and weight, the
-latter in the precision of statistics; both contiguous."""
+"""hidden_NE, weight_VE, targets_N, active_N -> the summed nll and the contiguous gradients of
+hidden and weight, the latter in `statistics_dtype`."""
 
 
 def can_skip_dispatch(*tensors: Tensor) -> bool:
     """True if no compiler, tracer or autograd needs to see a call with these tensors."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
-    # In a transform of `torch.func` a tensor does not say that somebody outside differentiates it.
+    # Inside a `torch.func` transform, requires_grad does not show that a tensor is differentiated.
     if torch._C._are_functorch_transforms_active():
         return False
-    if _get_current_dispatch_mode() is not None:  # which sees every operator that is called
+    if _get_current_dispatch_mode() is not None:  # a mode sees every operator
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
-    # Other kinds of tensors may have shapes and no values, or do more than their operator says.
+    # Subclasses may be fake tensors or have their own dispatch.
     return all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
 
 
@@ -52,7 +51,7 @@ def _check(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
     if active is not None:
         valid = valid | ~active
     if ids.device.type != "cpu":
-        torch._assert_async(valid.all(), f"{name}: an id lies outside the vocabulary of {size}")
+        torch._assert_async(valid.all(), f"{name}: an id is outside the vocabulary of {size}")
     elif not bool(valid.all()):
         bad = int(ids.flatten()[valid.flatten().to(torch.uint8).argmin()])
         raise ValueError(
@@ -70,16 +69,16 @@ def _(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
 
 
 def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None) -> Tensor:
-    """The ids as int64, each in [0, size); those not `active` are not checked and become 0.
+    """Convert ids to int64 and check that each is in [0, size). Inactive ids become 0 unchecked.
 
-    On a CPU a bad id raises at once. Elsewhere it is an assertion on the device, so that the host
-    does not wait for it.
+    On a CPU a bad id raises a ValueError. On a GPU it is a device-side assertion, which does not
+    synchronize.
     """
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(
             f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"
         )
-    # First, because a narrow type may not hold `size` to compare with.
+    # Before comparing, because a narrow dtype may not hold `size`.
     ids = ids.to(torch.int64)
     tensors = (ids,) if active is None else (ids, active)
     check = _check if can_skip_dispatch(*tensors) else _checked
@@ -88,7 +87,7 @@ def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None)
 
 
 def nll_operator(name: str, forward: Forward, backward: Backward) -> Nll:
-    """Register both under `zipflm::name`; the result gives nll_N and its derivatives."""
+    """A differentiable function that returns nll_N, registered as `zipflm::name`."""
     run_forward = torch.library.custom_op(f"zipflm::{name}", forward, mutates_args=())
     run_backward = torch.library.custom_op(f"zipflm::{name}_backward", backward, mutates_args=())
 
@@ -115,26 +114,26 @@ def nll_operator(name: str, forward: Forward, backward: Backward) -> Nll:
 
 
 def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
-    """Register a function under `zipflm::name`; the result gives the summed nll and its gradient.
+    """A differentiable function that returns the summed nll, registered as `zipflm::name`.
 
-    A sum has one gradient for all rows, so that those of its inputs can be computed together with
-    it and only need a factor afterwards.
+    All rows of a sum have the same upstream gradient, so the gradients of the inputs are computed
+    in the forward pass and only scaled in the backward pass.
     """
     run = torch.library.custom_op(f"zipflm::{name}", sum_and_gradients, mutates_args=())
 
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs, *output[1:])
-        ctx.set_materialize_grads(False)  # nobody asks for gradients of the gradients
+        ctx.set_materialize_grads(False)  # the outputs that are gradients have none
         ctx.dtype = inputs[1].dtype
 
     def autograd(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
-        if grad is None:  # somebody behind has said that the sum does not matter
+        if grad is None:  # the sum does not affect the loss
             return None, None, None, None
         if torch.is_grad_enabled():
             inputs = ctx.saved_tensors[:4]
             return _differentiable_gradients(grad.expand(len(inputs[0])), *inputs)
         d_hidden_NE, d_weight_VE = (
-            # The factor is not rounded to the gradients' precision: it is the same for all.
+            # Scale before rounding to the dtype of the gradients.
             (gradient.to(grad.dtype) * grad).to(ctx.dtype)
             for gradient in ctx.saved_tensors[4:]
         )
@@ -155,12 +154,12 @@ def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
 def _differentiable_gradients(
     grad_N: Tensor, hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """With `create_graph=True` gradients are differentiated again, so the plain form makes them."""
+    """Gradients by the reference implementation, for `create_graph=True`."""
     # Views, because one of the two may have been computed from the other.
     inputs = hidden_NE.view_as(hidden_NE), weight_VE.view_as(weight_VE)
     nll_N = reference.linear_nll(*inputs, targets_N, active_N)
-    learning = [tensor for tensor in inputs if tensor.requires_grad]
-    gradients = iter(torch.autograd.grad(nll_N, learning, grad_N, create_graph=True))
+    trainable = [tensor for tensor in inputs if tensor.requires_grad]
+    gradients = iter(torch.autograd.grad(nll_N, trainable, grad_N, create_graph=True))
     return *(next(gradients) if x.requires_grad else None for x in inputs), None, None
 
 

@@ -1,7 +1,6 @@
-"""The mathematics of the operations in plain PyTorch: the definition of correct.
+"""Reference implementation in plain PyTorch, and the precision that all implementations use.
 
-Written to be read and to be compared with; it builds whole tables of logits. Also the precision
-that every form of an operation takes and keeps.
+It defines the correct result, and builds the full matrix of logits.
 
 Shapes: N tokens, E width, V words (of one softmax).
 """
@@ -25,15 +24,12 @@ def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Losses and log-sum-exps are float32, or float64 when the inputs are."""
+    """dtype of losses and log-sum-exps: float32, or float64 for float64 inputs."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def autocast(tensor: Tensor) -> Tensor:
-    """The tensor as a built-in matrix product would take it: in autocast's dtype if that is on.
-
-    For operations that autocast does not know. It never touches float64, so neither does this.
-    """
+    """Cast a tensor as autocast does for built-in matrix products; float64 stays as it is."""
     device = tensor.device.type
     if device == "meta" or tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor

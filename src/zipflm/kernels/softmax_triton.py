@@ -1,5 +1,5 @@
-"""Kernels for `linear_nll_chunked` on a GPU: one pass over logits where plain PyTorch makes five,
-rows added up by target, and products that leave exponentials instead of logits.
+"""Triton kernels for `linear_nll_chunked`: softmax in one pass over the logits, sums of rows by
+target, and products that write exponentials instead of logits.
 
 Shapes: R rows, V words.
 """
@@ -25,14 +25,14 @@ def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
-    # A running maximum per lane; lanes meet once at the end.
+    # A running maximum per lane; lanes are combined at the end.
     for start in range(0, num_words, BLOCK):
         words = start + columns
         logits = tl.load(
             logits_ptr + row * stride + words, mask=words < num_words, other=float("-inf")
         )
         new_top = tl.maximum(top, logits)
-        # A lane without a word yet has no maximum, and infinity minus itself is NaN.
+        # A lane without words has a maximum of -inf, and -inf - (-inf) is NaN.
         base = tl.where(new_top > float("-inf"), new_top, 0.0)
         total = total * tl.exp(top - base) + tl.exp(logits - base)
         top = new_top
@@ -44,13 +44,13 @@ def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
 def _gradient_kernel(
     logits_ptr, lse_ptr, targets_ptr, grad_ptr, out_ptr, num_words, stride, BLOCK: tl.constexpr
 ):
-    """(softmax - onehot) * grad of each row, 0 behind the words: [R, stride], typed as `out`."""
+    """(softmax - onehot) * grad of each row, 0 in the padding: [R, stride], typed as `out`."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lse, grad = tl.load(lse_ptr + row), tl.load(grad_ptr + row)
     target = tl.load(targets_ptr + row)
     is_word = words < num_words
-    # Not even read behind the words: below a low log-sum-exp their exponential would overflow.
+    # Padding is not read: with a low log-sum-exp its exponential would overflow.
     logits = tl.load(logits_ptr + row * stride + words, mask=is_word, other=float("-inf"))
     d_logits = tl.where(is_word, (tl.exp(logits - lse) - (words == target)) * grad, 0.0)
     out = d_logits.to(out_ptr.dtype.element_ty)
@@ -58,7 +58,7 @@ def _gradient_kernel(
 
 
 def row_lse(logits_RV: Tensor, num_words: int) -> Tensor:
-    """logsumexp of the first `num_words` of each row of float32 logits."""
+    """logsumexp over the first `num_words` float32 logits of each row."""
     rows, stride = logits_RV.shape
     lse_R = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
     _lse_kernel[(rows,)](logits_RV, lse_R, num_words, stride, BLOCK=_BLOCK, num_warps=8)
@@ -73,7 +73,7 @@ def row_gradient(
     grad_R: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient of the nll by the logits, times each row's own; 0 behind the words."""
+    """Gradient of the logits, (softmax - onehot) * grad; 0 in the padding."""
     rows, stride = logits_RV.shape
     out_RV = torch.empty_like(logits_RV, dtype=dtype)
     per_row = lse_R.contiguous(), targets_R.contiguous(), grad_R.float().contiguous()
@@ -100,11 +100,11 @@ def _targets_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """d_weight of a target less miss * hidden of its rows, if these all lie in one piece.
+    """Subtract miss * hidden from d_weight of a target whose rows all lie in one piece.
 
-    The program of the first of them has them all, so nobody else writes there and they are added
-    in one order. Of others the sum over a piece is kept: [:, 1] where the target begins in it,
-    [:, 0] where it goes on from the piece before.
+    The program of a target's first row adds up all of them, so there is one writer and a fixed
+    order. For other targets the sum over a piece is stored: [:, 1] if the target begins in this
+    piece, [:, 0] if it continues from the piece before.
     """
     first = tl.program_id(0)
     target = tl.load(targets_ptr + first)
@@ -130,8 +130,8 @@ def _targets_kernel(
             total += tl.sum(miss[:, None] * hidden.to(tl.float32), 0)
             start += ROWS
             more = tl.min(is_mine.to(tl.int32), 0)
-        goes_on = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
-        if begins & (goes_on == 0):
+        continues = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
+        if begins & (continues == 0):
             at = d_weight_ptr + target.to(tl.int64) * width + columns
             tl.store(at, tl.load(at, mask=is_column, other=0.0) - total, mask=is_column)
         else:
@@ -151,13 +151,14 @@ def _pieces_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """d_weight of the target that begins in this piece and goes on in the next, less all of it."""
+    """Subtract the sums of all pieces from d_weight of the target that begins in this piece and
+    continues in the next."""
     piece = tl.program_id(0)
     first, end = piece * PIECE, tl.minimum((piece + 1) * PIECE, num_rows)
     target = tl.load(targets_ptr + end - 1)
     begins = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1) != target
-    goes_on = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
-    if begins & goes_on:
+    continues = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
+    if begins & continues:
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         is_column = columns < width
         slot = (2 * piece + 1).to(tl.int64)
@@ -183,7 +184,7 @@ def _pieces_kernel(
 def subtract_targets(
     d_weight_VE: Tensor, hidden_NE: Tensor, miss_N: Tensor, targets_N: Tensor
 ) -> None:
-    """Take miss * hidden of every row from its target's gradient, in float32."""
+    """Subtract miss * hidden of every row from its target's gradient, in float32."""
     targets_N, order_N = targets_N.sort(stable=True)
     rows, width = hidden_NE.shape
     num_pieces, columns = triton.cdiv(rows, _PIECE), triton.cdiv(width, _COLUMNS)
@@ -205,8 +206,8 @@ def subtract_targets(
     )
 
 
-_MOST = tl.constexpr(1e30)
-"""Of `others`: its products with weights and hidden values are in the range of float32."""
+_MAX_OTHERS = tl.constexpr(1e30)
+"""Up to here, products of `others` with weights and hidden values stay in the range of float32."""
 
 
 @triton.jit
@@ -238,11 +239,11 @@ def _exps_kernel(
     DEPTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """exp(logit - base) of all words but the target, which has 0, as have columns behind the words;
-    and their sums over each tile.
+    """exp(logit - base) of all words, with 0 for the target and padding; and sums over each tile.
 
-    Programs take tiles in turn, all rows of some words before the next words: weights are read
-    once, hidden vectors stay in the cache. Flattened, one tile is stored while the next begins.
+    Programs take tiles in turn, all rows of a block of words before the next block: weights are
+    read once and hidden vectors stay in the cache. The flattened loop overlaps the store of one
+    tile with the next tile.
     """
     row_tiles = tl.cdiv(num_rows, ROWS)
     for tile in tl.range(tl.program_id(0), num_tiles, PROGRAMS, flatten=True):
@@ -268,7 +269,7 @@ def _exps_kernel(
 def _row_logits(
     hidden_ptr, weight_ptr, row, words, num_words, width, WORDS: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """Logits of some words in one row, -inf behind the words."""
+    """Logits of a block of words in one row, -inf in the padding."""
     logits = tl.zeros([WORDS], tl.float32)
     for depth in range(0, width, DEPTH):
         places = depth + tl.arange(0, DEPTH)
@@ -298,27 +299,27 @@ def _finish_kernel(
     WORDS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """nll, scale and miss, which is 1 - p_t, of a row; 0 where not active.
+    """nll, scale and miss (1 - p_t) of a row; 0 if inactive.
 
-    A row with words far more likely than its target is written anew, relative to its log-sum-exp.
+    A row with words far more likely than its target is rewritten relative to its log-sum-exp.
     """
     row = tl.program_id(0).to(tl.int64)
     base = tl.load(base_ptr + row)
-    # Beside an infinite logit of the target all others are nothing: that is no number either.
+    # base - base is NaN for an infinite target logit, whose nll is NaN too.
     others = tl.load(others_ptr + row) + (base - base)
     target = tl.load(targets_ptr + row)
     is_active = tl.load(active_ptr + row) != 0
     nll = tl.log(1.0 + others)
     scale = 1.0 / (1.0 + others)
     miss = others * scale
-    if others > _MOST:
+    if others > _MAX_OTHERS:
         top = tl.full([WORDS], float("-inf"), tl.float32)
         total = tl.zeros([WORDS], tl.float32)
         for start in range(0, num_words, WORDS):
             words = start + tl.arange(0, WORDS)
             logits = _row_logits(hidden_ptr, weight_ptr, row, words, num_words, width, WORDS, DEPTH)
             new_top = tl.maximum(top, logits)
-            # A lane without a word yet has no maximum, and infinity minus itself is NaN.
+            # A lane without words has a maximum of -inf, and -inf - (-inf) is NaN.
             safe_top = tl.where(new_top > float("-inf"), new_top, 0.0)
             total = total * tl.exp(top - safe_top) + tl.exp(logits - safe_top)
             top = new_top
@@ -349,7 +350,7 @@ def _hidden_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of hidden vectors: unscaled * scale - miss * w_t, rounded once."""
+    """Gradient of the hidden vectors: unscaled * scale - miss * w_t, rounded once."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row).to(tl.int64)
     places = tl.arange(0, BLOCK)
@@ -368,8 +369,8 @@ class _Tiles(NamedTuple):
 
 _DEPTH = 64
 _STAGES = 3
-# By the memory that a program has to itself: the first is the fastest of ten choices on an H200,
-# the second fits into smaller GPUs and has not been timed on one.
+# By shared memory per program: the first is the fastest of ten choices on an H200; the second fits
+# smaller GPUs and has not been timed.
 _TILES = {220_000: _Tiles(128, 256, 8), 0: _Tiles(64, 128, 4)}
 
 
@@ -384,20 +385,21 @@ def _tiles_and_programs(device: torch.device) -> tuple[_Tiles, int]:
 
 
 class Exps(NamedTuple):
-    """The gradient of nll_R by the logits is exps_RV times scale_R, and -miss_R at the targets."""
+    """The gradient of nll_R with respect to the logits is exps_RV * scale_R, and -miss_R at the
+    targets. nll, scale and miss are 0 for inactive rows."""
 
     nll_R: Tensor
     exps_RV: Tensor
-    """0 at the target and behind the words."""
+    """0 at the target and in the padding."""
     scale_R: Tensor
     miss_R: Tensor
-    """1 - p_t. It, nll and scale are 0 where not active."""
+    """1 - p_t."""
 
 
 def row_exps(
     hidden_RE: Tensor, weight_VE: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor
 ) -> Exps:
-    """The softmax of some rows; weights may have rows of zeros behind the words."""
+    """The softmax of a chunk of rows; weights may be padded with rows of zeros."""
     (rows, width), padded_words, device = hidden_RE.shape, len(weight_VE), hidden_RE.device
     hidden_RE, weight_VE = hidden_RE.contiguous(), weight_VE.contiguous()
     targets_R = targets_R.contiguous()
@@ -452,7 +454,7 @@ def row_exps(
 def hidden_gradient(
     unscaled_RE: Tensor, exps: Exps, weight_VE: Tensor, targets_R: Tensor, out_RE: Tensor
 ) -> None:
-    """Write the gradient of hidden vectors; `unscaled_RE` is exps_RV @ weight_VE in float32."""
+    """Write the gradient of the hidden vectors; `unscaled_RE` is exps_RV @ weight_VE in float32."""
     rows, width = unscaled_RE.shape
     _hidden_kernel[(rows,)](
         unscaled_RE,

@@ -1,1 +1,1 @@
-"""The paper's model: input layers, decoder, output layers, and the one place that ties them."""
+"""The paper's model: input layers, decoders, output layers, caches and sampling."""

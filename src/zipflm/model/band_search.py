@@ -1,18 +1,14 @@
-"""Where to cut a vocabulary into bands, given how often each word occurs.
+"""Choose the cutoffs of adaptive bands from word counts.
 
-Three things pull at the cutoffs: parameters, the time of the output layer, and how wide the
-vectors are. A word of the head is wide, costs parameters, and makes every token dearer, since all
-of them are scored against the whole head; a word of a tail is narrow and costs time only when the
-text enters its band. `suggest` looks for the cut with the best
+Cutoffs trade off parameters, output-layer time and vector width. A larger head gives more words
+wide vectors but costs parameters, and time for every token, because every token is scored against
+the whole head. A tail is narrow, and costs time only for tokens in its band. `suggest` maximises
 
     score = log(mean width) - TRADE * log(cost)        with at most `budget` parameters,
 
-where the mean width is the geometric mean over the running text (so that two halvings of a rare
-word's vector weigh as much as one of a word twice as frequent), and cost is the time of the output
-layer for one token. Counting time alone, as Grave et al. (2017) do, would shrink the paper's head
-to a tenth, because time does not see what narrow vectors lose.
-
-Knows counts, not words, and needs NumPy alone.
+where the mean width is the geometric mean over the running text and cost is the time of the output
+layer per token. Minimising time alone, as Grave et al. (2017) do, would shrink the paper's head to
+a tenth, because it ignores the loss from narrower vectors.
 """
 
 from __future__ import annotations
@@ -26,72 +22,70 @@ from numpy.typing import ArrayLike, NDArray
 from zipflm.model.bands import Bands
 
 Cutoffs = NDArray[np.int64]
-"""Cuts to be compared, one a column: [tails, cuts]."""
+"""Candidate cutoffs, one candidate per column: [tails, candidates]."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the parts of the output layer cost, forward and backward, in products of the head.
+    """Costs of the parts of the output layer, forward and backward, in multiply-adds of the head.
 
-    A product is one multiply-add per token of a wide layer. `benchmarks/band_costs.py` measures
-    them; docs/results/bands.md says where those below are from.
+    `benchmarks/band_costs.py` measures them; docs/results/bands.md describes the values below.
     """
 
     per_logit: float
-    """Work on a logit besides its products: exponentials, the gradient."""
+    """Work per logit in addition to its multiply-adds: exponentials, the gradient."""
     tail_product: float
-    """A product of a tail, whose matrices are thin and whose rows must be gathered."""
+    """A multiply-add of a tail, whose matrices are thin and whose rows must be gathered."""
     per_tail: float
-    """A tail in itself, however small, for each token of a batch."""
+    """Fixed cost of a tail per token of a batch."""
 
 
 H200 = Costs(per_logit=0.0, tail_product=4.0, per_tail=2.2e6)
-"""One NVIDIA H200, bfloat16, 32,768 tokens at once."""
+"""One NVIDIA H200, bfloat16, 32,768 tokens per batch."""
 CPU = Costs(per_logit=45.0, tail_product=1.5, per_tail=5e3)
-"""One core of an AMD EPYC, float32, 1,024 tokens at once."""
+"""One core of an AMD EPYC, float32, 1,024 tokens per batch."""
 DEVICES = {"h200": H200, "cpu": CPU}
 
 TRADE = 0.075
-"""How much width a saving of time is worth: 10 % of the time are as good as 0.75 % of the width.
-This is the paper's own trade: on WikiText-103's counts, with the paper's number of parameters and
-an H200's speeds, two tails come out best, as the paper has, with cutoffs near its own."""
+"""Value of time relative to width: saving 10 % of the time is worth 0.75 % of the width. With this
+value, WikiText-103's counts, the paper's number of parameters and an H200's speeds, the best choice
+has two tails, like the paper's, with similar cutoffs."""
 
 MAX_TAILS = 3
-NARROWEST = 2
-"""Width below which no tail is suggested unless a number of tails is asked for. So narrow a band
-still paid for the rarest words of the demo's text (docs/results/bands.md)."""
+MIN_TAIL_WIDTH = 2
+"""No narrower tail is suggested unless the number of tails is fixed. Tails of this width still
+paid off for the rarest words of the demo text (docs/results/bands.md)."""
 
 _PAPER_VOCABULARY, _PAPER_CUTOFFS = 267_744, (20_000, 60_000)
 
-# Ids in front that stand outside the order of counts, as the specials of a vocabulary do.
+# The first ids are specials and need not be in the order of counts.
 _UNORDERED = 4
 
-# Positions tried for a cutoff at first, evenly by ratio, and around the best one afterwards.
+# Search: size of the first, geometric grid, size of each finer grid, and maximum number of rounds.
 _GRID, _ZOOM, _ROUNDS = 96, 9, 40
 
 
 @dataclass(frozen=True)
 class WeighedBands:
-    """Bands with what they give and take on a text with certain counts."""
+    """Bands and their statistics on a text with given counts."""
 
     bands: Bands
     coverage: tuple[float, ...]
     """Share of the running text in every band."""
     params: int
-    """Of an adaptive input and an adaptive softmax that share tables and projections (ADP-T)."""
+    """Parameters of an adaptive input and softmax that share tables and projections (ADP-T)."""
     cost: float
-    """Time of the output layer for one token, in products of the head."""
+    """Time of the output layer per token, in multiply-adds of the head."""
     mean_width: float
-    """Geometric mean, over the running text, of the width of a word's vector."""
+    """Geometric mean of the vector width over the running text."""
 
     @property
     def score(self) -> float:
-        """What `suggest` maximises."""
         return float(np.log(self.mean_width) - TRADE * np.log(self.cost))
 
     @property
     def explanation(self) -> str:
-        """The bands in one line."""
+        """A one-line summary."""
         parts = [
             f"{size:,} words {width} wide ({share:.1%} of the text)"
             for size, width, share in zip(
@@ -99,34 +93,30 @@ class WeighedBands:
             )
         ]
         return (
-            f"{', then '.join(parts)}: {self.params:,} parameters, a mean width of "
-            f"{self.mean_width:.1f}, and {self.cost / 1e6:.3g}M products' time per token"
+            f"{', then '.join(parts)}: {self.params:,} parameters, mean width "
+            f"{self.mean_width:.1f}, cost per token {self.cost / 1e6:.3g}M multiply-adds"
         )
 
 
-def paper_bands(vocab_size: int, dim: int, factor: float = 4, most_tails: int = 2) -> Bands:
-    """The paper's bands for WikiText-103, in the same proportions for another vocabulary.
+def paper_bands(vocab_size: int, dim: int, factor: float = 4, max_tails: int = 2) -> Bands:
+    """The paper's WikiText-103 bands, scaled to another vocabulary size.
 
-    With fewer tails where `most_tails` says so, or where there are too few words or too little
-    width for them.
+    There are at most `max_tails` tails, and fewer if `vocab_size` or `dim` is too small.
     """
     head, second = (cutoff * vocab_size // _PAPER_VOCABULARY for cutoff in _PAPER_CUTOFFS)
     head = max(head, 1)
-    cutoffs = [cut for cut in (head, max(second, head + 1)) if cut < vocab_size][:most_tails]
+    cutoffs = [cut for cut in (head, max(second, head + 1)) if cut < vocab_size][:max_tails]
     while dim // factor ** len(cutoffs) < 1 and cutoffs:
         cutoffs.pop()
     return Bands(vocab_size, tuple(cutoffs), dim, factor)
 
 
 def weigh(bands: Bands, counts: ArrayLike, costs: Costs = H200) -> WeighedBands:
-    """Coverage, parameters, cost and mean width of bands on a text with these counts.
-
-    `counts` holds the number of occurrences of every id, most frequent first.
-    """
+    """Statistics of bands on a text; `counts` has the count of every id, most frequent first."""
     problem = _Problem.of(counts, bands.dim, bands.factor, costs)
     if problem.vocab_size != bands.vocab_size:
         raise ValueError(
-            f"counts: {problem.vocab_size:,} of them for bands of {bands.vocab_size:,} words; "
+            f"counts: got {problem.vocab_size:,} for bands of {bands.vocab_size:,} words; "
             "give one count per id"
         )
     return problem.weigh(bands)
@@ -142,23 +132,23 @@ def suggest(
     coverage: float = 0.0,
     costs: Costs = H200,
 ) -> WeighedBands:
-    """The best bands for a text with these counts, by the score above.
+    """The bands with the best score on a text with these counts.
 
-    `counts` holds the number of occurrences of every id, most frequent first (the first four may
-    be specials and stand anywhere). `budget` is the most parameters a tied pair may have; as many
-    as the paper's proportions need, unless given. `tails` is the number of tails; the best of 0 to
-    3 unless given. `coverage` is the least share of the running text that the head must hold. Ties
-    go to fewer tails and earlier cutoffs, so that the result is always the same.
+    `counts` has the number of occurrences of every id, most frequent first (the first four may be
+    specials in any order). `budget` is the maximum number of parameters of a tied pair (default:
+    that of the paper's proportions). `tails` is the number of tails (default: the best of 0 to 3).
+    `coverage` is the minimum share of the running text in the head. Ties go to fewer tails and
+    earlier cutoffs, so the result is deterministic.
     """
     problem = _Problem.of(counts, dim, factor, costs, coverage)
-    numbers = _numbers_of_tails(problem.vocab_size, dim, factor, tails)
+    tail_counts = _possible_tails(problem.vocab_size, dim, factor, tails)
     if budget is None:
-        reference = paper_bands(problem.vocab_size, dim, factor, most_tails=max(numbers))
+        reference = paper_bands(problem.vocab_size, dim, factor, max_tails=max(tail_counts))
         budget = problem.weigh(reference).params
-    found = [problem.best(number, budget) for number in numbers]
+    found = [problem.best(number, budget) for number in tail_counts]
     choices = [problem.weigh(bands) for bands in found if bands is not None]
     if not choices:
-        least = min(problem.weigh(problem.least(number)).params for number in numbers)
+        least = min(problem.weigh(problem.smallest(number)).params for number in tail_counts)
         raise ValueError(
             f"budget={budget}: {problem.vocab_size:,} words with dim={dim}, factor={factor}"
             f" and {coverage:.0%} of the text in the head need at least {least:,} parameters; "
@@ -167,23 +157,22 @@ def suggest(
     return max(choices, key=lambda choice: choice.score)
 
 
-def _numbers_of_tails(vocab_size: int, dim: int, factor: float, tails: int | None) -> list[int]:
+def _possible_tails(vocab_size: int, dim: int, factor: float, tails: int | None) -> list[int]:
     if tails is not None:
         if not 0 <= tails <= MAX_TAILS or tails >= vocab_size or dim // factor**tails < 1:
             raise ValueError(
-                f"tails={tails}: give 0 to {MAX_TAILS}, fewer than the {vocab_size:,} words, and "
-                f"so few that dim={dim} can be divided by factor={factor} as often"
+                f"tails={tails}: must be 0 to {MAX_TAILS}, below the vocabulary size "
+                f"{vocab_size:,}, and leave each tail a width of at least 1 (dim={dim}, "
+                f"factor={factor})"
             )
         return [tails]
     most = min(MAX_TAILS, vocab_size - 1)
-    return [
-        number for number in range(most + 1) if not number or dim // factor**number >= NARROWEST
-    ]
+    return [0] + [n for n in range(1, most + 1) if dim // factor**n >= MIN_TAIL_WIDTH]
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Counts and sizes, and the arithmetic on many cuts at once."""
+    """Statistics of many candidate cutoffs at once."""
 
     covered: NDArray[np.float64]
     """Share of the running text in the first 0, 1, ... V ids."""
@@ -191,17 +180,17 @@ class _Problem:
     factor: float
     costs: Costs
     smallest_head: int = 1
-    """In words."""
+    """Minimum number of words in the head."""
 
     @classmethod
     def of(
         cls, counts: ArrayLike, dim: int, factor: float, costs: Costs, coverage: float = 0.0
     ) -> _Problem:
         if not 0 <= coverage <= 1:
-            raise ValueError(f"coverage={coverage}: a share of the text, from 0 to 1")
-        values = _checked(counts)
+            raise ValueError(f"coverage={coverage}: must be a share of the text, 0 to 1")
+        values = _check_counts(counts)
         covered = np.concatenate([[0.0], np.cumsum(values)])
-        Bands(len(values), (), dim, factor)  # for its messages
+        Bands(len(values), (), dim, factor)  # checks dim and factor
         covered /= covered[-1]
         smallest_head = max(int(np.searchsorted(covered, coverage)), 1)
         return cls(covered, dim, factor, costs, smallest_head)
@@ -216,7 +205,7 @@ class _Problem:
     def weigh(self, bands: Bands) -> WeighedBands:
         cutoffs = np.array(bands.cutoffs, dtype=np.int64).reshape(-1, 1)
         coverage = np.diff(self.covered[self._edges(cutoffs)[:, 0]])
-        log_width, cost = self._gives_and_takes(cutoffs)
+        log_width, cost = self._width_and_cost(cutoffs)
         return WeighedBands(
             bands,
             coverage=tuple(coverage.tolist()),
@@ -225,16 +214,16 @@ class _Problem:
             mean_width=float(np.exp(log_width[0])),
         )
 
-    def least(self, tails: int) -> Bands:
-        """Those with the fewest parameters."""
+    def smallest(self, tails: int) -> Bands:
+        """The bands with the fewest parameters."""
         last = self.vocab_size - 1
         cutoffs = (min(self.smallest_head + tail, last) for tail in range(tails))
         return Bands(self.vocab_size, tuple(sorted(set(cutoffs))), self.dim, self.factor)
 
     def best(self, tails: int, budget: int) -> Bands | None:
-        """The best cut into so many tails, None if none has so few parameters.
+        """The best bands with this number of tails, or None if none fits the budget.
 
-        All combinations of a grid even by ratio, then again and again a finer one around the best.
+        Tries all combinations of a geometric grid, then of ever finer grids around the best one.
         """
         if tails == 0:
             none = np.zeros((0, 1), dtype=np.int64)
@@ -262,7 +251,7 @@ class _Problem:
         cuts = cuts[:, (cuts[0] >= self.smallest_head) & (self._params(cuts) <= budget)]
         if not cuts.shape[1]:
             return None
-        log_width, cost = self._gives_and_takes(cuts)
+        log_width, cost = self._width_and_cost(cuts)
         return [int(cut) for cut in cuts[:, np.argmax(log_width - TRADE * np.log(cost))]]
 
     def _candidates(
@@ -271,8 +260,8 @@ class _Problem:
         if known is not None:
             yield np.array(known, dtype=np.int64).reshape(-1, 1)
         yield _combinations(axes)
-        # The best cut mostly spends all of the budget, which no grid would hit: the last cutoff is
-        # therefore also tried where the others leave it just enough parameters.
+        # The best cutoffs usually spend the whole budget, which a grid would miss: also try the
+        # largest last cutoff that the budget allows.
         others, widths = _combinations(axes[:-1]), self.widths(len(axes))
         nearest = others[-1:] + 1 if len(others) else np.ones((1, 1), dtype=np.int64)
         spare = budget - self._params(np.concatenate([others, nearest]))
@@ -280,9 +269,9 @@ class _Problem:
         yield np.concatenate([others, furthest.clip(1, self.vocab_size - 1)])
 
     def _around(self, cut: int, axis: Cutoffs) -> Cutoffs:
-        """Positions between the neighbours of a cutoff among those that were tried."""
-        place = int(np.searchsorted(axis, cut))
-        low, high = axis[max(place - 1, 0)], axis[min(place + 1, len(axis) - 1)]
+        """A finer grid between the neighbours of a cutoff on the last grid."""
+        index = int(np.searchsorted(axis, cut))
+        low, high = axis[max(index - 1, 0)], axis[min(index + 1, len(axis) - 1)]
         low, high = max(min(low, cut), 1), min(max(high, cut), self.vocab_size - 1)
         return np.unique(np.linspace(low, high, _ZOOM).round().astype(np.int64))
 
@@ -297,37 +286,36 @@ class _Problem:
         params: NDArray[np.float64] = tables + self.dim * (widths.sum() + len(cutoffs))
         return params
 
-    def _gives_and_takes(self, cutoffs: Cutoffs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _width_and_cost(self, cutoffs: Cutoffs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The logarithm of the mean width, and the cost per token."""
         edges, widths = self._edges(cutoffs), self.widths(len(cutoffs))
         shares, sizes = np.diff(self.covered[edges], axis=0), np.diff(edges, axis=0)
         tails, per_logit = len(cutoffs), self.costs.per_logit
         log_width: NDArray[np.float64] = np.log(widths) @ shares
         cost = (sizes[0] + tails) * (self.dim + per_logit)
-        # Every token is projected for every tail, and only those of a tail are scored there.
+        # Every token is projected for every tail but scored only in its own.
         cost = cost + tails * self.costs.per_tail + self.dim * widths[1:].sum()
         rows = (widths[1:] + per_logit) @ (shares[1:] * sizes[1:])
         return log_width, cost + self.costs.tail_product * rows
 
 
 def _combinations(axes: Sequence[Cutoffs]) -> Cutoffs:
-    """Every choice of one position per axis, a column each."""
+    """Every choice of one position per axis, as columns."""
     if not axes:
         return np.zeros((0, 1), dtype=np.int64)
     return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])
 
 
-def _checked(counts: ArrayLike) -> NDArray[np.float64]:
-    """One count per id, falling; ValueError otherwise."""
+def _check_counts(counts: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(counts, dtype=np.float64)
     if not values.any():
-        raise ValueError("counts: they are all 0; give the number of occurrences of every id")
+        raise ValueError("counts: all are 0; give the number of occurrences of every id")
     rises = np.flatnonzero(np.diff(values[_UNORDERED:]) > 0)
     if len(rises):
-        place = int(rises[0]) + _UNORDERED + 1
+        index = int(rises[0]) + _UNORDERED + 1
         raise ValueError(
-            f"counts: id {place:,} occurs {values[place]:g} times, more than the one before it; "
-            "renumber the ids by falling count: with order = np.argsort(counts)[::-1], give "
+            f"counts: id {index:,} occurs {values[index]:g} times, more than the id before it; "
+            "renumber the ids by descending count: with order = np.argsort(counts)[::-1], pass "
             "counts[order] here and np.argsort(order)[ids] to the layers"
         )
     return values

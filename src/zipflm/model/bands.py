@@ -1,8 +1,7 @@
-"""Bands: how a vocabulary ordered by frequency is cut into a wide head and ever narrower tails.
+"""Bands: a frequency-ordered vocabulary split into a wide head and narrower tails (section 3).
 
-The paper's section 3. This is the only place that decides where a band begins and how wide it is.
-The input and the output layer of a model have one such value each, and can share weights only if
-the two are equal.
+The input and output layers of a model each have one `Bands`; they can share weights only if the two
+are equal.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class Bands:
     """A partition of `vocab_size` word ids, most frequent first.
 
     Band 0 (the head) holds ids below `cutoffs[0]` with width `dim`; band i holds the next ids up
-    to `cutoffs[i]` with width `floor(dim / factor**i)`; the last band holds whatever remains, so
-    its end, `vocab_size`, need not be among the cutoffs (a last cutoff equal to it is dropped).
+    to `cutoffs[i]` with width `floor(dim / factor**i)`; the last band holds the remaining ids
+    (a last cutoff equal to `vocab_size` is dropped).
 
     >>> bands = Bands(vocab_size=267744, cutoffs=(20000, 60000), dim=1024, factor=4)
     >>> bands.sizes
@@ -46,16 +45,16 @@ class Bands:
         cutoffs = _as_integers(self.cutoffs)
         if any(low >= high for low, high in pairwise((0, *cutoffs))):
             raise ValueError(
-                f"cutoffs={quoted(cutoffs)}: cutoffs must be positive and increase; they are the "
+                f"cutoffs={quoted(cutoffs)}: cutoffs must be positive and increasing; they are the "
                 "cumulative ends of the bands, e.g. (20000, 60000) for bands of 20000 and 40000"
             )
         if cutoffs and cutoffs[-1] == self.vocab_size:
             cutoffs = cutoffs[:-1]
         object.__setattr__(self, "cutoffs", cutoffs)
         if self.vocab_size < 1:
-            raise ValueError(f"vocab_size={self.vocab_size}: give at least one word")
+            raise ValueError(f"vocab_size={self.vocab_size}: must be at least 1")
         if self.dim < 1:
-            raise ValueError(f"dim={self.dim}: the head needs a width of at least 1")
+            raise ValueError(f"dim={self.dim}: must be at least 1")
         if not 1 <= self.factor < math.inf:
             raise ValueError(
                 f"factor={quoted(self.factor)}: rarer bands cannot be wider than the head; "
@@ -66,7 +65,7 @@ class Bands:
                 f"cutoffs={quoted(self.cutoffs)}: cutoff {quoted(self.cutoffs[-1])} exceeds "
                 f"vocab_size={self.vocab_size}; lower or drop it"
             )
-        # The first that is too narrow is the last that is computed: powers may grow without end.
+        # Stop at the first band that is too narrow: later powers may overflow.
         band = next((band for band in range(self.num_bands) if not self._width(band)), None)
         if band is not None:
             raise ValueError(
@@ -85,11 +84,10 @@ class Bands:
         tails: int | None = None,
         coverage: float = 0.0,
     ) -> Bands:
-        """Cutoffs that suit a text in which id i occurs `counts[i]` times, most frequent first.
+        """Good cutoffs for a text in which id i occurs `counts[i]` times, most frequent first.
 
-        The widest vectors for the running text, weighed against the time of the output layer, with
-        at most `budget` parameters and at least `coverage` of the text in the head
-        (`model.band_search` has the details). `explain` says what is gained.
+        Trades vector width against the time of the output layer, with at most `budget` parameters
+        and at least `coverage` of the text in the head. See `model.band_search.suggest`.
 
         >>> counts = [1_000_000 // rank for rank in range(1, 50_001)]
         >>> bands = Bands.suggest(counts, dim=512, budget=6_000_000)
@@ -101,7 +99,7 @@ class Bands:
         ).bands
 
     def explain(self, counts: ArrayLike) -> str:
-        """In one line, what these bands give and take on a text with such counts."""
+        """A one-line summary of size, coverage and cost on a text with these counts."""
         from zipflm.model.band_search import weigh
 
         return weigh(self, counts).explanation

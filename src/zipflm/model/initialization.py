@@ -1,11 +1,9 @@
-"""How parameters begin: each layer states it once, for one process and for many.
+"""Initialization of parameters.
 
-A layer with parameters has `initial_values`, which pairs the name of each of its parameters with
-the way to fill it. A layer that stands alone fills them from torch's global generator, as torch's
-own layers do (`reset`). The parameters of a whole model are filled one by one, each from a
-generator of its own that follows from the seed and the parameter's name (`first_value`). So they do
-not depend on the order, nor on how many processes share the model, and no process needs more than
-one of them at a time.
+A layer's `initial_values` pairs the name of each of its parameters with a function that fills it.
+A standalone layer uses torch's global generator, like torch's own layers (`reset`). In a whole
+model every parameter has its own generator, seeded from the run's seed and the parameter's name
+(`first_value`), so that values do not depend on the order or on the number of processes.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,30 +19,28 @@ from torch import Generator, Tensor, nn
 
 
 class Fill(Protocol):
-    """Gives a whole parameter its first values; without a generator, from torch's global one."""
+    """Initializes a parameter in place (default generator: torch's global one)."""
 
     def __call__(self, tensor: Tensor, generator: Generator | None = None) -> object: ...
 
 
 @runtime_checkable
 class HasInitialValues(Protocol):
-    """A module that says how its parameters begin; each parameter of a model has one that does."""
-
     def initial_values(self) -> Iterator[tuple[str, Fill]]: ...
 
 
 def reset(layer: nn.Module) -> None:
-    """Fill the parameters of a layer from torch's global generator."""
+    """Initialize the parameters of a layer from torch's global generator."""
     assert isinstance(layer, HasInitialValues)
     for name, fill in layer.initial_values():
         parameter = layer.get_parameter(name)
-        # On the meta device there is nothing to fill, and torch would import its compiler for it.
+        # Filling a meta tensor does nothing but import torch's compiler.
         if not parameter.is_meta:
             fill(parameter)
 
 
 def fills(model: nn.Module) -> dict[str, Fill]:
-    """How each parameter of a model begins, by its name."""
+    """The initialization of each parameter of a model, by name."""
     return {
         f"{prefix}.{name}" if prefix else name: fill
         for prefix, module in model.named_modules()
@@ -53,7 +50,7 @@ def fills(model: nn.Module) -> dict[str, Fill]:
 
 
 def first_value(seed: int, name: str, fill: Fill, like: Tensor) -> Tensor:
-    """A parameter's first values, whole and on the CPU, in the shape and type of `like`.
+    """The initial values of a parameter, on the CPU, with the shape and dtype of `like`.
 
     >>> weight = torch.empty(2, 3, device="meta")
     >>> first, second = (first_value(1, "key.weight", zeros, weight) for _ in range(2))
@@ -63,11 +60,8 @@ def first_value(seed: int, name: str, fill: Fill, like: Tensor) -> Tensor:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     tensor = torch.empty(like.shape, dtype=like.dtype, device="cpu")
-    fill(tensor, generator)
+    fill(tensor, generator=generator)
     return tensor
-
-
-# --- The distributions. ---
 
 
 def zeros(tensor: Tensor, generator: Generator | None = None) -> object:
@@ -79,10 +73,7 @@ def ones(tensor: Tensor, generator: Generator | None = None) -> object:
 
 
 def constant(value: float) -> Fill:
-    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
-        return nn.init.constant_(tensor, value)
-
-    return fill
+    return lambda tensor, generator=None: nn.init.constant_(tensor, value)
 
 
 def values(*numbers: float) -> Fill:
@@ -94,28 +85,19 @@ def values(*numbers: float) -> Fill:
 
 
 def normal(std: float) -> Fill:
-    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
-        return nn.init.normal_(tensor, std=std, generator=generator)
-
-    return fill
+    return partial(nn.init.normal_, std=std)
 
 
 def uniform(bound: float) -> Fill:
-    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
-        return nn.init.uniform_(tensor, -bound, bound, generator=generator)
-
-    return fill
+    return partial(nn.init.uniform_, a=-bound, b=bound)
 
 
 def xavier_uniform(gain: float = 1.0) -> Fill:
-    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
-        return nn.init.xavier_uniform_(tensor, gain, generator=generator)
-
-    return fill
+    return partial(nn.init.xavier_uniform_, gain=gain)
 
 
 def xavier_normal(zero_row: int | None = None) -> Fill:
-    """`zero_row` starts at zero all the same."""
+    """`zero_row` is set to zero."""
 
     def fill(tensor: Tensor, generator: Generator | None = None) -> object:
         nn.init.xavier_normal_(tensor, generator=generator)
@@ -135,8 +117,7 @@ def table(padding_idx: int | None = None) -> Fill:
 
 
 def torch_linear(fan_in: int) -> Fill:
-    """What PyTorch does by default, for weights and for biases: each of them is uniform within
-    1 / sqrt(fan_in), though for weights torch writes that in another way."""
+    """PyTorch's default for linear layers: uniform within 1 / sqrt(fan_in)."""
     return uniform(1 / math.sqrt(fan_in))
 
 

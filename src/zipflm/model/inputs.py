@@ -1,10 +1,9 @@
-"""Input layers: word ids in, vectors of the decoder's width out.
+"""Input layers: word ids to vectors of the decoder's width.
 
-The layers know how many words there are, but not what they are; the character layer is told how
-they are spelt. Nothing here waits for the device: every word goes through every band, masked.
+Nothing here synchronizes with the device: every word is looked up in every band, with a mask.
 
 Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
-N flattened words, U different words of a batch.
+N flattened words, U unique words of a batch.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class FixedEmbedding(nn.Module):
-    """One table, projected without bias if its width is not the decoder's."""
+    """One table, followed by a bias-free projection if its width is not the decoder's."""
 
     table_shards: TableShards | None = None
-    """Set where each process has a part of the rows (`model.sharded_tables`)."""
+    """Set if the rows of the table are split over processes (`model.sharded_tables`)."""
 
     def __init__(
         self,
@@ -73,7 +72,8 @@ class FixedEmbedding(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Frequent words wide, rare words narrow, all projected to one width (section 3).
+    """Wide vectors for frequent words, narrow ones for rare words, projected to one width
+    (section 3 of the paper).
 
     >>> bands = Bands(vocab_size=1000, cutoffs=(100, 400), dim=64, factor=4)
     >>> AdaptiveEmbedding(bands)(torch.tensor([[3, 150, 999]])).shape
@@ -81,7 +81,7 @@ class AdaptiveEmbedding(nn.Module):
     """
 
     table_shards: TableShards | None = None
-    """Set where each process has a part of the rows (`model.sharded_tables`)."""
+    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
 
     def __init__(
         self,
@@ -93,18 +93,19 @@ class AdaptiveEmbedding(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
-        """`out_dim` is the width of the result, `bands.dim` by default; `padding_idx`, a word of
-        the head, starts at zero and learns nothing, as in `nn.Embedding`. With `sparse` gradients
-        of the tables are sparse tensors, as there, for `torch.optim.SparseAdam`; those of the
-        projections, in which every row counts, are not. A band of which a batch has no word names
-        its first row, with a gradient of 0."""
+        """`out_dim` is the width of the result (default: `bands.dim`). `padding_idx`, a word of the
+        head, starts at zero and gets no gradient, as in `nn.Embedding`. With `sparse` the tables,
+        but not the projections, have sparse gradients for `torch.optim.SparseAdam`. A band without
+        words in a batch then has a gradient of 0 for its first row."""
         super().__init__()
         self.bands: Bands = bands
         self.padding_idx: int | None = padding_idx
         self.sparse: bool = sparse
         self.out_dim: int = bands.dim if out_dim is None else out_dim
         if padding_idx is not None and not 0 <= padding_idx < bands.sizes[0]:
-            raise ValueError(f"padding_idx={padding_idx}: must be a word of the head")
+            raise ValueError(
+                f"padding_idx={padding_idx}: must be a word of the head, 0 to {bands.sizes[0] - 1}"
+            )
         self.embeddings: nn.ParameterList = nn.ParameterList(
             nn.Parameter(torch.empty(size, width, device=device, dtype=dtype))
             for size, width in zip(bands.sizes, bands.widths, strict=True)
@@ -120,14 +121,12 @@ class AdaptiveEmbedding(nn.Module):
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         for band in range(self.bands.num_bands):
-            yield (
-                f"embeddings.{band}",
-                initialization.table(self.padding_idx if band == 0 else None),
-            )
+            padding_idx = self.padding_idx if band == 0 else None
+            yield f"embeddings.{band}", initialization.table(padding_idx)
             yield f"projections.{band}", initialization.xavier_uniform()
 
     def band_weights(self, band: int) -> tuple[Tensor, Tensor]:
-        """What an output layer may share: embedding [size, width], projection [out_dim, width]."""
+        """Weights for a tied output layer: embedding [size, width], projection [out_dim, width]."""
         return self.embeddings[band], self.projections[band]
 
     def extra_repr(self) -> str:
@@ -135,8 +134,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.bands.vocab_size)
-        # Each word's vector fills its band's slice of one long row, zeros elsewhere, so that
-        # one product with all projections side by side serves every band.
+        # Each word's vector fills its band's slice of one long row, with zeros elsewhere, so that
+        # one product with the concatenated projections serves every band.
         if self.table_shards is not None:
             rows = self.table_shards.look_up(
                 words, list(self.embeddings), self.bands.edges, self.padding_idx
@@ -165,9 +164,9 @@ def _rows_with_sparse_gradients(
 ) -> Tensor:
     """Rows of the table at these places, with a sparse gradient; 0 where not inside.
 
-    The gradient has one entry for every place, because selecting those that learn would wait for
-    the device. Places outside, and the padding word's, name a row that another word of the batch
-    has named already and add 0 to it, so that no row is touched but those of the words.
+    The gradient has one entry for every place, because selecting a subset would synchronize with
+    the device. Places outside, and padding, add 0 to the row of another word of the batch, so that
+    no other rows are touched.
     """
     learns = torch.ones_like(places, dtype=torch.bool) if is_inside is None else is_inside
     is_padding = None if padding_idx is None else places == padding_idx
@@ -177,13 +176,13 @@ def _rows_with_sparse_gradients(
     rows = F.embedding(places.where(learns, some_row), table, sparse=True)
     rows = rows.masked_fill(~learns.unsqueeze(-1), 0.0)
     if is_padding is not None:
-        # Weights from elsewhere may have something there other than 0.
+        # Imported weights may have a non-zero row there.
         rows = torch.where(is_padding.unsqueeze(-1), table[padding_idx].detach(), rows)
     return rows
 
 
 def sparse_tables(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of a model whose gradients are sparse tensors."""
+    """The parameters of a model that have sparse gradients."""
     tables: list[nn.Parameter] = []
     for module in model.modules():
         if isinstance(module, FixedEmbedding) and module.sparse:
@@ -194,10 +193,10 @@ def sparse_tables(model: nn.Module) -> list[nn.Parameter]:
 
 
 class UniqueTokens(NamedTuple):
-    """A text as places in a list that has each of its words once."""
+    """Tokens as indices into a list of the unique words of a batch."""
 
     ids_U: Tensor
-    """Padded at the end with the id of the last word."""
+    """Padded at the end by repeating the last id."""
     places_BT: Tensor
 
     @property
@@ -208,9 +207,8 @@ class UniqueTokens(NamedTuple):
 class CharacterEmbedding(nn.Module):
     """A convolution over the bytes of a word, max-pooled, then highway layers and a projection.
 
-    Follows the published code: every word is `max_bytes` positions, padding included, and windows
-    of pure padding take part in the maximum; end of sentence and unknown word have vectors of
-    their own, padding is zero.
+    As in the published code, every word is padded to `max_bytes`, windows of padding count in the
+    maximum, end of sentence and unknown word have their own vectors, and padding is zero.
     """
 
     def __init__(
@@ -225,12 +223,12 @@ class CharacterEmbedding(nn.Module):
         padding_idx: int = 1,
         symbol_ids: tuple[int, int] = (2, 3),
     ):
-        """`spellings_VC` holds byte + 1 of every word, 0 behind its end, all below `num_symbols`;
-        `symbol_ids` are the two words with vectors of their own."""
+        """`spellings_VC` holds the bytes of every word plus 1, padded with 0, all below
+        `num_symbols`; `symbol_ids` are the words with their own vectors."""
         super().__init__()
         self.padding_idx: int = padding_idx
         self.symbol_ids: tuple[int, int] = symbol_ids
-        # Not saved: it follows from the vocabulary, which every checkpoint holds.
+        # Not saved: every checkpoint has the vocabulary, from which it can be rebuilt.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
         self.bytes: nn.Parameter = nn.Parameter(torch.empty(num_symbols, char_dim))
@@ -246,8 +244,7 @@ class CharacterEmbedding(nn.Module):
         self.reset_parameters()
 
     def reserve(self, number: int) -> int:
-        """Make room for more words, whose spellings are written to `spellings_VC` later; return
-        the id of the first."""
+        """Add rows to `spellings_VC` for more words, to be filled later; return the first id."""
         first, width = self.spellings_VC.shape
         spellings_VC = self.spellings_VC.new_zeros(first + number, width)
         spellings_VC[:first] = self.spellings_VC
@@ -267,14 +264,14 @@ class CharacterEmbedding(nn.Module):
             yield f"convolutions.{index}.bias", fill
         for index in range(len(self.highway)):
             yield f"highway.{index}.weight", initialization.xavier_normal()
-            yield f"highway.{index}.bias", _carrying
+            yield f"highway.{index}.bias", _carry_bias
         yield "projection.weight", initialization.xavier_uniform()
         yield "projection.bias", initialization.zeros
 
     def forward(self, words: Tensor | UniqueTokens) -> Tensor:
         if isinstance(words, UniqueTokens):
             hidden_UD = self._hidden(words.ids_U)
-            # Not in low precision, because the gradients of a frequent word's places are added up.
+            # In float32, because the backward pass sums over all places of a frequent word.
             exact_UD = hidden_UD.to(statistics_dtype(hidden_UD.dtype))
             return F.embedding(words.places_BT, exact_UD).to(hidden_UD.dtype)
         return self._hidden(words.reshape(-1)).view(*words.shape, self.projection.out_features)
@@ -302,11 +299,10 @@ class CharacterEmbedding(nn.Module):
 
 
 class _PooledConvolution(nn.Module):
-    """The highest value of each feature over the bytes of a word.
+    """A convolution over the bytes of a word, max-pooled.
 
-    In two dimensions torch leaves channels side by side, as an embedding has written them. In one
-    it would turn them around, and back for the gradient: with that, all of this takes 2.6 times
-    as long on a GPU, 1.5 times on a CPU.
+    `conv2d` keeps the channels-last layout of an embedding. `conv1d` would transpose it and back,
+    which makes the whole layer 2.6 times slower on a GPU and 1.5 times on a CPU.
     """
 
     def __init__(self, char_dim: int, num_features: int, num_bytes: int) -> None:
@@ -319,8 +315,8 @@ class _PooledConvolution(nn.Module):
         return features.amax(dim=(-2, -1))
 
 
-def _carrying(tensor: Tensor, generator: Generator | None = None) -> None:
-    """Gates start towards carrying: sigmoid(1) of the input passes unchanged."""
+def _carry_bias(tensor: Tensor, generator: Generator | None = None) -> None:
+    """Bias the gates by 1, so that highway layers mostly pass on their input at first."""
     transform, gate = tensor.chunk(2)
     nn.init.zeros_(transform)
     nn.init.ones_(gate)

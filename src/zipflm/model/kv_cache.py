@@ -1,8 +1,7 @@
-"""Keys and values of the words a decoder has seen, so that each word passes it only once.
+"""Key-value caches of a Transformer.
 
-`KeyValueCache` holds rows of equal length, `RaggedCache` rows of different lengths that join and
-leave. Memory is allocated once, for the largest number of words; a step writes after what is there
-and copies nothing.
+`KeyValueCache` holds rows of equal length, `RaggedCache` rows of different lengths that can join
+and leave. Memory is allocated once for the full capacity; a step appends in place.
 
 Shapes: L layers, B rows, H heads, C capacity, S words held including new ones, T new words, K head
 width.
@@ -20,33 +19,31 @@ from zipflm.config import TransformerDecoder
 
 
 class Past(Protocol):
-    """What the decoder asks of whatever remembers earlier words."""
+    """The interface between the decoder and a cache."""
 
     @property
     def position(self) -> int | Tensor:
-        """Number of words that came before: a number, or a tensor on the device that holds it, one
-        for all rows or [B, 1]; or, where rows are padded on the left, the number for every new
-        word, [B, T]."""
+        """Number of earlier words: an int, or a tensor on the device, a scalar or [B, 1]. If rows
+        are padded on the left, the number for each new word, [B, T]."""
         ...
 
     def visible(self, number: int) -> Tensor | None:
-        """Which of the words that `extend` returns each of `number` new ones sees, [T, S], or
-        [B, 1, T, S] where rows differ; None where causality says it all, or a single new word sees
-        everything."""
+        """Mask of the words that each of `number` new words may attend to: [T, S], or [B, 1, T, S]
+        if rows differ. None means causal attention, or full attention for a single new word."""
 
     def admit(self, hidden_BTD: Tensor) -> None:
-        """Called before the first layer: raise a ValueError if these words cannot be added."""
+        """Called before the first layer. Raises a ValueError if the words cannot be added."""
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, H, S, K] of this layer for all words, the new ones at the end."""
+        """Append to a layer; return keys and values [B, H, S, K] of all words, new ones last."""
         ...
 
     def advance(self, number: int) -> None:
-        """Called after the last layer: that many words have been added to every layer."""
+        """Called after the last layer, when `number` words have been added to every layer."""
 
 
 class KeyValueCache:
-    """For inference: `model(words, cache=cache)` computes the new words alone.
+    """A cache for inference: `model(words, cache=cache)` computes only the new words.
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -66,21 +63,16 @@ class KeyValueCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ):
-        """`dtype` is that of matrix products; `LanguageModel.new_cache` knows it and the device."""
-        shape = (
-            config.num_layers,
-            rows,
-            config.num_heads,
-            capacity,
-            config.dim // config.num_heads,
-        )
+        """`dtype` is the dtype of matrix products. Use `LanguageModel.new_cache` to create one."""
+        heads, head_dim = config.num_heads, config.dim // config.num_heads
+        shape = (config.num_layers, rows, heads, capacity, head_dim)
         self.keys_LBHCK: Tensor = torch.empty(shape, device=device, dtype=dtype)
         self.values_LBHCK: Tensor = torch.empty_like(self.keys_LBHCK)
         self._length = 0
 
     @property
     def length(self) -> int:
-        """Number of words that every row holds."""
+        """Number of words in every row."""
         return self._length
 
     @property
@@ -100,11 +92,11 @@ class KeyValueCache:
 
     @property
     def capacity(self) -> int:
-        """The largest possible length."""
+        """Maximum length."""
         return self.keys_LBHCK.shape[3]
 
     def select(self, rows: Tensor) -> KeyValueCache:
-        """A new cache that holds these rows, in this order; a row may be named more than once."""
+        """A new cache with these rows in this order; rows may be repeated."""
         selected = object.__new__(KeyValueCache)
         selected._length = self._length
         selected.keys_LBHCK = self._selected(self.keys_LBHCK, rows)
@@ -112,11 +104,10 @@ class KeyValueCache:
         return selected
 
     def snapshot(self) -> int:
-        """What `restore` returns to."""
         return self._length
 
     def restore(self, snapshot: int) -> None:
-        """Forget the words that were added since, in place."""
+        """Remove the words added since the snapshot, in place."""
         self._length = snapshot
 
     def admit(self, hidden_BTD: Tensor) -> None:
@@ -124,13 +115,13 @@ class KeyValueCache:
         number = hidden_BTD.shape[1]
         if self._length + number > self.capacity:
             raise ValueError(
-                f"words: {number} more do not fit a cache of capacity={self.capacity} that holds "
-                f"{self._length}; make it larger"
+                f"words: {number} more do not fit a cache with capacity={self.capacity} that holds "
+                f"{self._length}; use a larger capacity"
             )
         if hidden_BTD.dtype != self.keys_LBHCK.dtype:
             raise ValueError(
-                f"cache: it holds {self.keys_LBHCK.dtype} but the model computes in "
-                f"{hidden_BTD.dtype}; make it under the autocast in which it is used"
+                f"cache: its dtype is {self.keys_LBHCK.dtype} but the model computes in "
+                f"{hidden_BTD.dtype}; create it under the autocast in which it is used"
             )
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +136,7 @@ class KeyValueCache:
         self._length += number
 
     def _selected(self, buffer_LBHCK: Tensor, rows: Tensor) -> Tensor:
-        """A buffer of the same capacity; only what is held is copied."""
+        """A buffer of the same capacity; only the used part is copied."""
         layers, _, heads, capacity, width = buffer_LBHCK.shape
         selected_LBHCK = buffer_LBHCK.new_empty(layers, len(rows), heads, capacity, width)
         held = buffer_LBHCK[:, :, :, : self._length].index_select(1, rows)
@@ -154,18 +145,18 @@ class KeyValueCache:
 
 
 def require_rows(hidden_BTD: Tensor, rows: int) -> None:
-    """ValueError unless these are new words of so many rows, and nothing is to be learned."""
+    """Raise a ValueError unless the input has this many rows and needs no gradient."""
     if hidden_BTD.requires_grad:
         raise ValueError(
-            "cache: it keeps no gradients; call the model under torch.no_grad() or "
+            "cache: it does not support gradients; call the model under torch.no_grad() or "
             "torch.inference_mode()"
         )
     if len(hidden_BTD) != rows:
-        raise ValueError(f"words: {len(hidden_BTD)} rows do not fit a cache of {rows}")
+        raise ValueError(f"words: {len(hidden_BTD)} rows do not fit a cache of {rows} rows")
 
 
 class RaggedCache:
-    """A `Past` whose rows need not be equally long; they join from ordinary caches.
+    """A cache of rows with different lengths, which join from `KeyValueCache`s.
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -181,21 +172,21 @@ class RaggedCache:
     """
 
     def __init__(self) -> None:
-        self._forget_all()
+        self._clear()
 
-    def _forget_all(self) -> None:
-        """Gives its memory back."""
+    def _clear(self) -> None:
+        """Remove all rows and free their memory."""
         self._lengths: list[int] = []
-        self._rooms: list[int] = []
-        """How long each row will ever be."""
+        self._capacities: list[int] = []
+        """Maximum length of each row."""
         empty = torch.zeros(0, 0, 0, 0, 0)
         self.keys_LBHCK, self.values_LBHCK = empty, empty
-        self._places_BT: Tensor | None = None
-        """Of the new words, where rows differ."""
+        self._slots_BT: Tensor | None = None
+        """Slots of the new words, if rows differ."""
 
     @property
     def lengths(self) -> list[int]:
-        """Number of words that each row holds."""
+        """Number of words in each row."""
         return list(self._lengths)
 
     @property
@@ -204,35 +195,36 @@ class RaggedCache:
 
     @property
     def capacity(self) -> int:
-        """Words for which every row has room."""
+        """Number of allocated words per row."""
         return self.keys_LBHCK.shape[3]
 
     def join(self, cache: KeyValueCache, lengths: Sequence[int], capacity: int) -> None:
-        """Add all rows of a cache; of row i its first `lengths[i]` words, the rest being padding.
+        """Append all rows of a cache: the first `lengths[i]` words of row i; the rest is padding.
 
-        `capacity` is how long any of them will ever be.
+        `capacity` is the maximum length of the new rows.
         """
         first = self.rows
-        rooms = [max(capacity, length) for length in lengths]
-        self._reserve(cache, first + cache.rows, max([*rooms, *self._rooms, *self._lengths]))
+        capacities = [max(capacity, length) for length in lengths]
+        longest = max([*capacities, *self._capacities, *self._lengths])
+        self._reserve(cache, first + cache.rows, longest)
         self._lengths += lengths
-        self._rooms += rooms
+        self._capacities += capacities
         self.fill(range(first, self.rows), cache, lengths)
 
     def fill(self, rows: Sequence[int], cache: KeyValueCache, lengths: Sequence[int]) -> None:
-        """These rows hold what those of a cache hold, and nothing else."""
-        longest, places = max(lengths), torch.tensor(rows, device=self.keys_LBHCK.device)
-        self.keys_LBHCK[:, places, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
-        self.values_LBHCK[:, places, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
+        """Replace the contents of these rows by those of a cache."""
+        longest, rows_B = max(lengths), torch.tensor(rows, device=self.keys_LBHCK.device)
+        self.keys_LBHCK[:, rows_B, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
+        self.values_LBHCK[:, rows_B, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
         for row, length in zip(rows, lengths, strict=True):
             self._lengths[row] = length
 
     def full(self, length: int) -> list[int]:
-        """Rows that hold `length` words or more."""
+        """Rows with `length` words or more."""
         return [row for row, held in enumerate(self._lengths) if held >= length]
 
     def empty(self, rows: Collection[int]) -> None:
-        """These rows hold nothing, until they are filled."""
+        """Remove all words of these rows but keep the rows."""
         for row in rows:
             self._lengths[row] = 0
 
@@ -245,9 +237,9 @@ class RaggedCache:
         return copied
 
     def drop(self, rows: Collection[int]) -> list[int]:
-        """Forget these rows; which of the old ones stand in the places that are left, in order.
+        """Remove these rows; return the old indices of the remaining rows, in their new order.
 
-        The last ones move to where rows were dropped, so that little is copied.
+        The last rows move into the gaps, so that little is copied.
         """
         kept = [row for row in range(self.rows) if row not in rows]
         order = list(range(len(kept)))
@@ -257,32 +249,27 @@ class RaggedCache:
             end = self._lengths[mover]
             for buffer in (self.keys_LBHCK, self.values_LBHCK):
                 buffer[:, hole, :, :end] = buffer[:, mover, :, :end]
-            self._lengths[hole], self._rooms[hole] = end, self._rooms[mover]
+            self._lengths[hole], self._capacities[hole] = end, self._capacities[mover]
             order[hole] = mover
-        del self._lengths[len(kept) :], self._rooms[len(kept) :]
+        del self._lengths[len(kept) :], self._capacities[len(kept) :]
         if not kept:
-            self._forget_all()
+            self._clear()
         return order
-
-    # --- What the decoder asks for. ---
 
     @property
     def position(self) -> int | Tensor:
-        """Number of words before the new ones: of all rows, or of each, [B, 1]."""
         if len(set(self._lengths)) == 1:
             return self._lengths[0]
         return torch.tensor(self._lengths, device=self.keys_LBHCK.device).unsqueeze(1)
 
     def visible(self, number: int) -> Tensor | None:
-        """[B, 1, T, S]: a row's own words up to each new one."""
         position, device = self.position, self.keys_LBHCK.device
         if number == 1 and isinstance(position, int):
-            self._places_BT = None
+            self._slots_BT = None
             return None
-        places_BT = position + torch.arange(number, device=device).expand(self.rows, -1)
+        self._slots_BT = position + torch.arange(number, device=device).expand(self.rows, -1)
         slots_S = torch.arange(max(self._lengths) + number, device=device)
-        self._places_BT = places_BT
-        return (slots_S <= places_BT.unsqueeze(-1)).unsqueeze(1)
+        return (slots_S <= self._slots_BT.unsqueeze(-1)).unsqueeze(1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
         require_rows(hidden_BTD, self.rows)
@@ -292,10 +279,10 @@ class RaggedCache:
         rows_B1 = torch.arange(rows, device=key_BHTK.device).unsqueeze(1)
         held = []
         for buffer, new_BHTK in ((self.keys_LBHCK, key_BHTK), (self.values_LBHCK, value_BHTK)):
-            if self._places_BT is None:
+            if self._slots_BT is None:
                 buffer[layer, :rows, :, end - 1 : end] = new_BHTK
             else:
-                buffer[layer, rows_B1, :, self._places_BT] = new_BHTK.transpose(1, 2)
+                buffer[layer, rows_B1, :, self._slots_BT] = new_BHTK.transpose(1, 2)
             held.append(buffer[layer, :rows, :, :end])
         return held[0], held[1]
 
@@ -303,13 +290,12 @@ class RaggedCache:
         self._lengths = [length + number for length in self._lengths]
 
     def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
-        """Room for so many rows of so many words. What is made anew is no longer than the rows that
-        are there will be, whatever rows there were before."""
+        """Reallocate if there is not enough room; the new capacity may be smaller than before."""
         if rows <= self.keys_LBHCK.shape[1] and capacity <= self.capacity:
             return
         layers, _, heads, _, width = like.keys_LBHCK.shape
-        rows = 1 << (rows - 1).bit_length()  # so that it is not made anew for every row
-        # Zeros: what is masked still meets a weight of 0, and 0 times NaN would be NaN.
+        rows = 1 << (rows - 1).bit_length()  # so that not every new row reallocates
+        # Zeros, because masked slots are multiplied by 0, and 0 times NaN would be NaN.
         keys = like.keys_LBHCK.new_zeros(layers, rows, heads, capacity, width)
         values = torch.zeros_like(keys)
         if self.rows:

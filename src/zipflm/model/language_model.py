@@ -1,6 +1,4 @@
-"""The whole model: input layer, decoder, output layer, built and tied from a config.
-
-The only place that ties weights. It is told sizes and spellings, never a vocabulary.
+"""The whole model: input layer, decoder and output layer, built and tied from a config.
 
 Shapes: B sequences, T positions, D model width, V words, C bytes of a word.
 """
@@ -51,8 +49,8 @@ class LanguageModel(nn.Module):
     def __init__(
         self, config: ModelConfig, spellings: Tensor | None = None, *, impl: Impl = "auto"
     ):
-        """`spellings` [V, max_bytes] is needed by character input alone: byte + 1 of each word,
-        0 behind its end (`zipflm.data.encoding` makes it from a vocabulary)."""
+        """`spellings` [V, max_bytes] is for character input only: the bytes of each word plus 1,
+        padded with 0 (`zipflm.data.encoding` builds it from a vocabulary)."""
         super().__init__()
         self.config = config
         self.input: InputLayer = _input_layer(config, spellings)
@@ -66,9 +64,8 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Hidden vectors [B, T, D], from which the output layer predicts the next word.
 
-        With a cache the words follow those that it holds, and it holds them too afterwards: a
-        single next word, a whole prompt, or further words of several rows. Padding on the right
-        does no harm to a Transformer's cache; other decoders remember it as they do words.
+        With a cache the words continue those it holds and are added to it. Padding on the right is
+        harmless for a Transformer's cache, but becomes part of the state of other decoders.
         """
         hidden_BTD: Tensor
         if isinstance(cache, RowStates):
@@ -78,35 +75,35 @@ class LanguageModel(nn.Module):
         return hidden_BTD
 
     def new_cache(self, rows: int, capacity: int) -> KeyValueCache | RowStates:
-        """An empty cache for this model, on its device and at the precision in force here: make it
-        under the autocast in which it will be used."""
+        """An empty cache on the model's device. Create it under the autocast in which it will be
+        used: its dtype is the current precision."""
         return self.decoder.new_state(rows, capacity)
 
     def new_ragged_cache(self) -> RaggedCache | RowStates:
-        """One without rows, for rows of different lengths that join from others and leave."""
+        """A cache without rows; rows of different lengths can join and leave."""
         return RowStates() if self.config.decoder.has_constant_state else RaggedCache()
 
     def read(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], KeyValueCache | RowStates]:
-        """The vectors [T, D] after every word of texts of any lengths, given on the host, and a
-        cache that holds them, with padding behind the shorter ones if it is a `KeyValueCache`."""
+        """Hidden vectors [T, D] of texts of any lengths (on the CPU), and a cache that holds them.
+        In a `KeyValueCache` shorter texts are followed by padding."""
         device = next(self.parameters()).device
         if not self.config.decoder.has_constant_state:
             words_NT = pad_sequence(list(texts), batch_first=True, padding_value=PADDING)
             cache = self.new_cache(*words_NT.shape)
             hidden_NTD: Tensor = self(words_NT.to(device), cache)
             return [h[: len(text)] for h, text in zip(hidden_NTD, texts, strict=True)], cache
-        # Padding would become part of a state: those of one length go together.
+        # Padding would become part of the state, so texts are grouped by length.
         order, hidden, states = list[int](), list[Tensor](), RowStates()
         for length in sorted({len(text) for text in texts}):
-            alike = [place for place, text in enumerate(texts) if len(text) == length]
-            some = self.new_cache(len(alike), length)
-            words_NT = torch.stack([texts[place] for place in alike]).to(device)
-            hidden += self(words_NT, some)
-            assert isinstance(some, RowStates)
-            states.join(some)
-            order += alike
+            group = [index for index, text in enumerate(texts) if len(text) == length]
+            group_states = self.new_cache(len(group), length)
+            words_NT = torch.stack([texts[index] for index in group]).to(device)
+            hidden += self(words_NT, group_states)
+            assert isinstance(group_states, RowStates)
+            states.join(group_states)
+            order += group
         back = sorted(range(len(order)), key=order.__getitem__)
-        return [hidden[place] for place in back], states.select(torch.tensor(back, device=device))
+        return [hidden[index] for index in back], states.select(torch.tensor(back, device=device))
 
     def nll(
         self,
@@ -114,7 +111,7 @@ class LanguageModel(nn.Module):
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
-        """-log p(target | words up to here) in nats, [B, T]; 0 where not scored."""
+        """-log p(target | words so far) in nats, [B, T]; 0 where not scored."""
         return self.output.nll(self(words_BT), targets_BT, scored_BT)
 
     def nll_sum(
@@ -123,11 +120,11 @@ class LanguageModel(nn.Module):
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
-        """The sum of `nll`, a scalar: what training needs, with a cheaper gradient."""
+        """The sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
         return self.output.nll_sum(self(words_BT), targets_BT, scored_BT)
 
     def log_probs(self, words_BT: Tensor) -> Tensor:
-        """log p of every next word, [B, T, V]: for small vocabularies."""
+        """log p of every next word, [B, T, V], for small vocabularies."""
         return self.output.log_probs(self(words_BT))
 
 
@@ -135,11 +132,11 @@ def _input_layer(config: ModelConfig, spellings: Tensor | None) -> InputLayer:
     vocab_size, width = config.vocab_size, config.decoder.dim
     match config.input:
         case FixedInput() as fixed:
-            padding_idx = _padding(vocab_size)
+            padding_idx = _padding_idx(vocab_size)
             return FixedEmbedding(vocab_size, fixed.dim, width, padding_idx, sparse=fixed.sparse)
         case AdaptiveInput() as adaptive:
             bands = adaptive.bands(vocab_size)
-            padding_idx = _padding(bands.sizes[0])
+            padding_idx = _padding_idx(bands.sizes[0])
             return AdaptiveEmbedding(bands, width, padding_idx=padding_idx, sparse=adaptive.sparse)
         case CharacterInput() as chars:
             return CharacterEmbedding(
@@ -180,7 +177,7 @@ def _output_layer(
             assert_never(config.output)
 
 
-def _padding(num_words: int) -> int | None:
+def _padding_idx(num_words: int) -> int | None:
     return PADDING if num_words > PADDING else None
 
 
@@ -192,8 +189,8 @@ def _checked_spellings(
         if torch.get_default_device().type == "meta":
             return torch.empty(shape, dtype=torch.int16)
         raise ValueError(
-            "spellings=None: character input must be told how words are spelt; give the byte "
-            f"table of shape {shape} that zipflm.data.encoding makes from a vocabulary"
+            "spellings=None: character input needs the bytes of every word; pass the table of "
+            f"shape {shape} that zipflm.data.encoding builds from a vocabulary"
         )
     if tuple(spellings.shape) != shape:
         raise ValueError(

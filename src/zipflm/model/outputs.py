@@ -1,8 +1,8 @@
-"""Output layers: hidden vectors and targets in, one negative log-probability per token out.
+"""Output layers: hidden vectors and targets to negative log-probabilities (nll), one per token.
 
-The currency is `nll`: nats, float32 (float64 for float64 input), in the order of the tokens.
-Scoring targets never builds a table of tokens by words. Tied weights belong to the input layer;
-an output layer reads them there and registers none of them, so that each is stored once.
+nll is in nats, float32 (float64 for float64 input). Scoring targets never builds the full matrix
+of tokens by words. Tied weights belong to the input layer; a tied output layer reads them there
+and does not register them, so each is stored once.
 
 Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, E width of a band.
 """
@@ -33,13 +33,29 @@ _Nll = Callable[..., Tensor]
 """`linear_nll` or `linear_nll_sum`."""
 
 
-class FullSoftmax(nn.Module):
-    """One softmax over all words, behind a projection without bias if its table is not D wide."""
-
+class _OutputLayer(nn.Module):
     table_shards: TableShards | None = None
-    """Set where each process has a part of the rows (`model.sharded_tables`)."""
+    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
     unknown_id: int | None = None
-    """Set where targets beyond the vocabulary count as this word; else they are errors."""
+    """Replacement for targets beyond the vocabulary, which are otherwise errors."""
+
+    def reset_parameters(self) -> None:
+        initialization.reset(self)
+
+    def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
+        """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
+
+    def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
+        """The sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
+        return self._nll(linear_nll_sum, hidden, targets, scored)
+
+    def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class FullSoftmax(_OutputLayer):
+    """One softmax over all words, after a bias-free projection if the table is not D wide."""
 
     def __init__(
         self,
@@ -69,9 +85,6 @@ class FullSoftmax(nn.Module):
         )
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
-
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         if self.table is not None:
             yield "table", initialization.table()
@@ -85,17 +98,9 @@ class FullSoftmax(nn.Module):
         assert table is not None
         return table
 
-    def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
-        """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
-        return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
-
-    def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
-        """Their sum, a scalar: what training needs, with a cheaper gradient."""
-        return self._nll(linear_nll_sum, hidden, targets, scored)
-
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         _require_width(hidden, self.in_dim)
-        targets = _known(targets, self.vocab_size, self.unknown_id)
+        targets = _replace_unknown(targets, self.vocab_size, self.unknown_id)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
         if self.table_shards is not None:
             nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
@@ -103,22 +108,22 @@ class FullSoftmax(nn.Module):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """First id of every band, then the size of the vocabulary: all words are one band."""
+        """First id of every band, then the vocabulary size. All words are one band."""
         return (0, self.vocab_size)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """log p of every word, [..., V]: for small vocabularies."""
+        """log p of every word, [..., V], for small vocabularies."""
         return _log_softmax(F.linear(self._project(hidden), self.weight))
 
     def _project(self, hidden: Tensor) -> Tensor:
         return hidden if self.projection is None else self.projection(hidden)
 
 
-class AdaptiveSoftmax(nn.Module):
+class AdaptiveSoftmax(_OutputLayer):
     """A softmax over the head's words and one class per tail band, and one softmax per tail.
 
     log p(w) = log p(w | head) for a head word, log p(band | head) + log p(w | band) for others
-    (Grave et al. 2017; no biases). As a module it is a loss, like `nn.CrossEntropyLoss`:
+    (Grave et al. 2017; no biases). Calling it returns the loss, as with `nn.CrossEntropyLoss`:
 
     >>> bands = Bands(vocab_size=1000, cutoffs=(100, 400), dim=64, factor=4)
     >>> embedding = AdaptiveEmbedding(bands)
@@ -126,11 +131,6 @@ class AdaptiveSoftmax(nn.Module):
     >>> softmax(torch.randn(2, 5, 64), torch.randint(1000, (2, 5))).shape
     torch.Size([])
     """
-
-    table_shards: TableShards | None = None
-    """Set where each process has a part of the rows (`model.sharded_tables`)."""
-    unknown_id: int | None = None
-    """Set where targets beyond the vocabulary count as this word; else they are errors."""
 
     def __init__(
         self,
@@ -148,11 +148,11 @@ class AdaptiveSoftmax(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
-        """`in_dim` is the width of the hidden vectors, `bands.dim` by default. `tie` says which
-        weights of `tied_to` are used: `embeddings`, `projections` (and those of the tails) or
-        `head` (and the head's projection as well). `tail_dropout` is one rate for all tails, or one
-        per tail. With `head_projection` the head has an unshared projection. `device` and `dtype`
-        are for the layer's own weights."""
+        """`in_dim` is the width of the hidden vectors (default: `bands.dim`). `tie` selects which
+        weights of `tied_to` to share: `embeddings`, `projections` (embeddings and tail projections)
+        or `head` (all of these and the head's projection). `tail_dropout` is one rate for all
+        tails, or one per tail. `head_projection` adds an unshared projection to the head. `device`
+        and `dtype` apply to the layer's own weights."""
         super().__init__()
         self.bands: Bands = bands
         self.tie: Tie = Tie(tie)
@@ -170,7 +170,6 @@ class AdaptiveSoftmax(nn.Module):
 
     @property
     def tail_rates(self) -> tuple[float, ...]:
-        """The dropout of every tail."""
         if isinstance(self.tail_dropout, Sequence):
             return tuple(self.tail_dropout)
         return (self.tail_dropout,) * self.bands.num_tails
@@ -184,7 +183,7 @@ class AdaptiveSoftmax(nn.Module):
             ("input_dropout", (self.input_dropout,)),
         ):
             if not all(0 <= rate < 1 for rate in rates):
-                raise ValueError(f"{name}={getattr(self, name)}: a dropout rate lies in [0, 1)")
+                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1)")
         if len(self.tail_rates) != self.bands.num_tails:
             raise ValueError(
                 f"tail_dropout={self.tail_dropout}: give one rate, or one per tail "
@@ -192,26 +191,26 @@ class AdaptiveSoftmax(nn.Module):
             )
         if self.has_head_projection and self.tie.shares_head_projection:
             raise ValueError(
-                "head_projection=True: tie='head' shares the input's projection; use "
-                "tie='projections', or leave it out"
+                "head_projection=True: tie='head' already shares the input's projection; use "
+                "tie='projections' or head_projection=False"
             )
         if (tied_to is None) != (self.tie == Tie.NONE):
             raise ValueError(
-                f"tie={self.tie.value!r}: tying needs both `tied_to`, the input layer, and `tie`, "
-                "what to share: embeddings, projections or head"
+                f"tie={self.tie.value!r}: tying needs both `tied_to` (the input layer) and `tie` "
+                "(embeddings, projections or head)"
             )
         if tied_to is None:
             return
         if tied_to.bands != self.bands or tied_to.out_dim != self.in_dim:
             raise ValueError(
-                f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not fit "
-                f"{self.bands} and width {self.in_dim}; give both layers the same"
+                f"tied_to: its bands {tied_to.bands} and width {tied_to.out_dim} do not match "
+                f"{self.bands} and width {self.in_dim}; use the same for both layers"
             )
         _require_dense_gradients(tied_to)
         if not self.tie.shares_head_projection and self.bands.dim != self.in_dim:
             raise ValueError(
                 f"tie={self.tie.value!r}: the head is scored without a projection, so bands.dim="
-                f"{self.bands.dim} must be in_dim={self.in_dim}; or use tie='head'"
+                f"{self.bands.dim} must equal in_dim={self.in_dim}; or use tie='head'"
             )
 
     def _make_parameters(self, device: Device, dtype: torch.dtype | None) -> None:
@@ -235,25 +234,22 @@ class AdaptiveSoftmax(nn.Module):
             for size, width in zip(bands.sizes, bands.widths, strict=True)
             if not tie.shares_embeddings
         )
-        # Entry i belongs to band i + 1: the head has none.
+        # Entry i belongs to band i + 1; the head has none.
         self.tail_projections: nn.ParameterList = nn.ParameterList(
             parameter(width, bands.dim)
             for width in bands.widths[1:]
             if not tie.shares_tail_projections
         )
 
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
-
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # Head words and clusters are one matrix to the softmax; Xavier's bound counts both.
+        # Head words and clusters form one matrix; Xavier's bound counts both.
         fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
         head = initialization.uniform((6 / fan) ** 0.5)
         for band in range(len(self.embeddings)):
             yield f"embeddings.{band}", head if band == 0 else initialization.xavier_uniform()
         # Without tails there are no clusters, and Xavier's bound would divide by zero.
-        alone = initialization.xavier_uniform() if self.bands.num_tails else initialization.zeros
-        yield "clusters", alone if self.tie.shares_embeddings else head
+        tied = initialization.xavier_uniform() if self.bands.num_tails else initialization.zeros
+        yield "clusters", tied if self.tie.shares_embeddings else head
         for index in range(len(self.tail_projections)):
             yield f"tail_projections.{index}", initialization.xavier_uniform()
         if self.head_projection is not None:
@@ -269,39 +265,31 @@ class AdaptiveSoftmax(nn.Module):
         )
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss by `reduction`; positions with `ignore_index` cost nothing and teach nothing.
+        """The loss, reduced by `reduction` over the targets that are not `ignore_index`.
 
-        The mean is over the positions that count, and 0 if there are none.
+        The mean is 0 if there are none.
         """
-        scored = targets.long() != self.ignore_index  # a narrow type may not hold the number
+        scored = targets.long() != self.ignore_index  # a narrow dtype may not hold ignore_index
         if self.reduction == "none":
             return self.nll(hidden, targets, scored)
         total = self.nll_sum(hidden, targets, scored)
         return total if self.reduction == "sum" else total / scored.sum().clamp(min=1)
 
-    def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
-        """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
-        return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
-
-    def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
-        """Their sum, a scalar: what training needs, with a cheaper gradient."""
-        return self._nll(linear_nll_sum, hidden, targets, scored)
-
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
-        """`nll` of the head and of every tail, added up: per token, or sums."""
         _require_width(hidden, self.in_dim)
-        targets = _known(targets, self.bands.vocab_size, self.unknown_id)
+        targets = _replace_unknown(targets, self.bands.vocab_size, self.unknown_id)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
         hidden_ND = self._enter(hidden_ND)
         if self.table_shards is not None:
             nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
         edges = self.bands.edges
-        # The head's target is the word itself or, behind the words, the class of its band.
+        # The head's target is the word or, for a tail word, the class of its band.
         head_targets_N = targets_N
         for band in range(1, self.bands.num_bands):
             cluster = edges[1] + band - 1
             head_targets_N = head_targets_N.where(targets_N < edges[band], cluster)
-        head = self._head_weight() if self.table_shards is None else self._head_tables()
+        tables = self._table(0), self.clusters
+        head = torch.cat(tables) if self.table_shards is None else tables
         total = nll(self._project_head(hidden_ND), head, head_targets_N, scored_N, self.impl)
         for band in range(1, self.bands.num_bands):
             in_band_N = scored_N & (targets_N >= edges[band]) & (targets_N < edges[band + 1])
@@ -314,11 +302,11 @@ class AdaptiveSoftmax(nn.Module):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """First id of every band, then the size of the vocabulary."""
+        """First id of every band, then the vocabulary size."""
         return self.bands.edges
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """log p of every word, [..., V]: for small vocabularies."""
+        """log p of every word, [..., V], for small vocabularies."""
         head = self.head_log_probs(hidden)
         num_words = self.bands.sizes[0]
         parts = [head[..., :num_words]]
@@ -335,21 +323,21 @@ class AdaptiveSoftmax(nn.Module):
         return self.topk(hidden, 1).indices.squeeze(-1)
 
     def topk(self, hidden: Tensor, k: int) -> torch.return_types.topk:
-        """`log_probs(hidden).topk(k)` without a gradient, a part of the rows at a time."""
+        """`log_probs(hidden).topk(k)` without a gradient, in chunks of rows."""
         _require_width(hidden, self.in_dim)
         best_NK, ids_NK = most_likely(self, hidden.reshape(-1, self.in_dim), k)
         shape = (*hidden.shape[:-1], k)
         return torch.return_types.topk((best_NK.view(shape), ids_NK.view(shape)))
 
     def head_log_probs(self, hidden: Tensor) -> Tensor:
-        """log p of every word of the head, then of every tail as a whole."""
+        """log p of every head word, followed by log p of each tail band."""
         projected = self._project_head(self._enter(hidden))
-        # Two products: joining the weights would copy the whole head for a handful of vectors.
+        # Two products: concatenating the weights would copy the whole head.
         logits = [F.linear(projected, weight) for weight in (self._table(0), self.clusters)]
         return _log_softmax(torch.cat(logits, dim=-1))
 
     def tail_log_probs(self, hidden: Tensor, band: int) -> Tensor:
-        """log p(word | band) of every word of that band, 1 being the first tail."""
+        """log p(word | band) for every word of a tail band; 1 is the first tail."""
         projected = self._project_tail(self._enter(hidden), band)
         return _log_softmax(F.linear(projected, self._table(band)))
 
@@ -373,24 +361,18 @@ class AdaptiveSoftmax(nn.Module):
             projection = tied_to.band_weights(band)[1].T
         return dropout(F.linear(hidden, projection), self.tail_rates[band - 1], self.training)
 
-    def _head_weight(self) -> Tensor:
-        return torch.cat(self._head_tables())
-
-    def _head_tables(self) -> tuple[Tensor, Tensor]:
-        return self._table(0), self.clusters
-
     def _table(self, band: int) -> Tensor:
         (tied_to,) = self._tied_to
         return self.embeddings[band] if tied_to is None else tied_to.band_weights(band)[0]
 
     @classmethod
     def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, **options: Any) -> AdaptiveSoftmax:
-        """An untied layer with the weights of PyTorch's; `options` as for the constructor."""
+        """An untied layer with the weights of PyTorch's; `options` go to the constructor."""
         if module.head.bias is not None:
-            raise ValueError("head_bias=True: there are no biases here; build it without one")
-        projecting = {"head_projection", "in_dim", "tied_to", "tie"} & options.keys()
-        if projecting:
-            raise ValueError(f"{', '.join(sorted(projecting))}: PyTorch's module has none of these")
+            raise ValueError("head_bias=True: AdaptiveSoftmax has no biases; use head_bias=False")
+        unsupported = {"head_projection", "in_dim", "tied_to", "tie"} & options.keys()
+        if unsupported:
+            raise ValueError(f"{', '.join(sorted(unsupported))}: not supported by PyTorch's module")
         bands = Bands(module.n_classes, tuple(module.cutoffs), module.in_features, module.div_value)
         weight = module.head.weight
         softmax = cls(bands, **{"device": weight.device, "dtype": weight.dtype} | options)
@@ -411,13 +393,13 @@ class AdaptiveSoftmax(nn.Module):
             raise ValueError(
                 f"tie={self.tie.value!r}, in_dim={self.in_dim}, head_projection="
                 f"{self.has_head_projection}, cutoffs={bands.cutoffs}: PyTorch's module has "
-                "no tied weights, does not project its head and needs a cutoff"
+                "no tied weights and no head projection, and needs at least one cutoff"
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
             bands.dim, bands.vocab_size, bands.cutoffs, div_value=bands.factor
         )
         with torch.no_grad():
-            module.head.weight.copy_(self._head_weight())
+            module.head.weight.copy_(torch.cat([self._table(0), self.clusters]))
             for band in range(1, bands.num_bands):
                 projection, table = _torch_tail(module, band)
                 projection.copy_(self.tail_projections[band - 1])
@@ -431,27 +413,24 @@ def _torch_tail(module: nn.AdaptiveLogSoftmaxWithLoss, band: int) -> tuple[Tenso
     return tail[0].weight, tail[1].weight  # type: ignore[return-value]
 
 
-def _known(targets: Tensor, vocab_size: int, unknown_id: int | None) -> Tensor:
+def _replace_unknown(targets: Tensor, vocab_size: int, unknown_id: int | None) -> Tensor:
     return targets if unknown_id is None else targets.where(targets < vocab_size, unknown_id)
 
 
 def _flatten(
     hidden: Tensor, targets: Tensor, scored: Tensor | None, vocab_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One row per token; what is not scored gets a harmless target and a vector of zeros.
-
-    Whatever stood there meets no weight: 0 times its infinity or NaN would be NaN in the
-    gradients of every projection behind.
-    """
+    """One row per token. Tokens that are not scored get target 0 and a vector of zeros: infinity
+    or NaN in their vectors would spread to the gradients of all projections."""
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
-            f"targets.shape={tuple(targets.shape)}: one target per hidden vector is needed, "
-            f"{tuple(hidden.shape[:-1])}"
+            f"targets.shape={tuple(targets.shape)}: expected {tuple(hidden.shape[:-1])}, one "
+            "target per hidden vector"
         )
     if scored is not None and (scored.shape != targets.shape or scored.dtype != torch.bool):
         raise ValueError(
-            f"scored: {scored.dtype} of shape {tuple(scored.shape)}; give one torch.bool per "
-            f"target, {tuple(targets.shape)}"
+            f"scored: {scored.dtype} of shape {tuple(scored.shape)}; expected torch.bool of shape "
+            f"{tuple(targets.shape)}"
         )
     targets_N = checked_ids("targets", targets, vocab_size, scored).reshape(-1)
     hidden_ND = hidden.reshape(-1, hidden.shape[-1])
@@ -464,15 +443,15 @@ def _flatten(
 def _require_dense_gradients(tied_to: FixedEmbedding | AdaptiveEmbedding | None) -> None:
     if tied_to is not None and tied_to.sparse:
         raise ValueError(
-            "tied_to: its gradients are sparse, but an output layer gives every row of a table a "
-            "gradient; tie to a layer with sparse=False, or do not tie"
+            "tied_to: its gradients are sparse, but the output layer's are dense; tie to a layer "
+            "with sparse=False, or do not tie"
         )
 
 
 def _require_width(hidden: Tensor, in_dim: int) -> None:
     if hidden.shape[-1] != in_dim:
         raise ValueError(
-            f"hidden.shape={tuple(hidden.shape)}: this layer takes vectors of width {in_dim}"
+            f"hidden.shape={tuple(hidden.shape)}: this layer expects vectors of width {in_dim}"
         )
 
 

@@ -1,9 +1,8 @@
-"""A decoding step on a GPU as one recorded graph.
+"""A decoding step as a CUDA graph.
 
-A single word is little work for a GPU: starting its many kernels one by one takes longer than they
-do (docs/results/decoding.md). So the step is recorded once and started as a whole. For that its
-shapes must never change: attention always runs over all places of the cache, and a mask hides those
-that hold nothing yet.
+For a single word, launching kernels one by one takes longer than running them
+(docs/results/decoding.md), so the step is recorded once and replayed. This needs fixed shapes:
+attention always runs over the whole capacity of the cache, and a mask hides the unused slots.
 
 Shapes: N rows, D model width, B rows, H heads, C capacity, K head width, T new words.
 """
@@ -20,12 +19,11 @@ from zipflm.model.language_model import LanguageModel
 class RecordedStep:
     """Adds one word to every row of a cache: `step(words_N)` is `model(words_N1, cache)[:, -1]`.
 
-    The result is overwritten by the next step. On a CPU, where nothing can be recorded, the same
-    computation runs as it stands.
+    The result is overwritten by the next step. On a CPU the same computation runs eagerly.
     """
 
     def __init__(self, model: LanguageModel, cache: RaggedCache):
-        """Between two steps rows may leave the cache or be filled anew, as long as it `fits`."""
+        """Between two steps rows may leave the cache or be refilled, as long as the step `fits`."""
         self._model, self._cache = model, cache
         device = cache.keys_LBHCK.device
         self._words_N1 = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)
@@ -34,7 +32,7 @@ class RecordedStep:
 
     @property
     def fits(self) -> bool:
-        """Whether what was recorded serves the cache as it is now, and most of it is needed."""
+        """Whether the recorded graph still works for the cache and is less than half unused."""
         is_same = self._cache.keys_LBHCK is self._past.keys_LBHCK
         recorded = len(self._words_N1)
         return is_same and recorded < 2 * self._cache.rows <= 2 * recorded
@@ -57,8 +55,8 @@ class RecordedStep:
 
     @torch.inference_mode()
     def _record(self) -> torch.cuda.CUDAGraph:
-        # Rehearsed first, as libraries allocate on first use. What it writes into the cache lies
-        # where the first real step will write.
+        # Warm up first, because libraries allocate on first use. The first real step overwrites
+        # what this writes to the cache.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -72,7 +70,7 @@ class RecordedStep:
 
 
 class _FixedPast:
-    """A cache that shows all its places at every step, and hides those behind the new word."""
+    """A cache that exposes its whole capacity at every step and masks the unused slots."""
 
     def __init__(self, cache: RaggedCache):
         self.keys_LBHCK, self.values_LBHCK = cache.keys_LBHCK, cache.values_LBHCK
@@ -80,14 +78,14 @@ class _FixedPast:
         self.position = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)
         self.position[:] = cache.position
         self._rows_B1 = torch.arange(cache.rows, device=device).unsqueeze(1)
-        self._places_C = torch.arange(cache.capacity, device=device)
+        self._slots_C = torch.arange(cache.capacity, device=device)
 
     def visible(self, number: int) -> Tensor:
         assert number == 1
-        return (self._places_C <= self.position).view(len(self.position), 1, 1, -1)
+        return (self._slots_C <= self.position).view(len(self.position), 1, 1, -1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
-        """Shapes were checked when the cache was made for this."""
+        """The shapes are fixed."""
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
         rows = len(self.position)
@@ -96,4 +94,4 @@ class _FixedPast:
         return self.keys_LBHCK[layer, :rows], self.values_LBHCK[layer, :rows]
 
     def advance(self, number: int) -> None:
-        """Counted by the cache, outside of what is recorded."""
+        """`RecordedStep` advances the cache itself, outside of the graph."""

@@ -1,8 +1,8 @@
-"""Every model of the paper by name, as functions that return a complete config.
+"""Named configs: every model of the paper, and smaller ones.
 
 `preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; rows of its appendix are
-variants of one of these (`variants`). Where the paper and the authors' published code differ, the
-preset holds the paper's value and the variant `fairseq` the code's (docs/reproduction/paper.md).
+variants of these (`variants`). Where the paper and the authors' code differ, presets follow the
+paper and the variant `fairseq` follows the code (docs/reproduction/paper.md).
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from zipflm.presets.variants import variants_of
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a preset's dataset decides besides its config."""
+    """Properties of a preset's dataset that are not part of the config."""
 
     is_of_the_paper: bool = False
-    """Its cutoffs are part of the models; those of other datasets follow the vocabulary."""
+    """Cutoffs are fixed; those of other datasets depend on the vocabulary."""
     is_for_a_cpu: bool = False
-    """A CPU trains its models in less time than compiling them takes."""
+    """Training on a CPU takes less time than compiling."""
     purpose: str = ""
-    """What its models are for, in a few words."""
 
 
 DATASETS = {
@@ -41,7 +40,7 @@ DATASETS = {
     ),
     "wikitext-2": Dataset(purpose="a few million words; minutes on a GPU"),
     "toy": Dataset(is_for_a_cpu=True, purpose="a handful of sentences; seconds on a CPU"),
-    "tiny": Dataset(is_for_a_cpu=True, purpose="to try things out; a minute on a CPU"),
+    "tiny": Dataset(is_for_a_cpu=True, purpose="quick experiments; a minute on a CPU"),
     "demo": Dataset(
         is_for_a_cpu=True, purpose="a first comparison on a small text; minutes on a CPU"
     ),
@@ -56,19 +55,16 @@ FACTORIZATIONS = tuple(BY_LABEL)
 def preset(
     dataset: str, factorization: str = "ADP-T", *, size: str = "base", variant: str | None = None
 ) -> Config:
-    """The config of one model of the paper, or of a smaller one for a smaller text.
+    """The config of a model of the paper, or of a smaller one for a smaller text.
 
-    `wikitext-2` trains on a GPU in minutes; `toy`, `tiny`, `demo` and `small` on a CPU.
-    `size` scales the decoder as the paper does for Billion Word; `variant` names an ablation
-    (`variants` lists them).
+    `wikitext-2` trains on a GPU in minutes; `toy`, `tiny`, `demo` and `small` on a CPU. `size`
+    scales the decoder as in the paper's Billion Word models; `variant` is one of `variants`.
     """
     is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
     published = rivals.MODELS.get(dataset, {})
     if factorization in published:
         require(size == "base", "size", size, f"{dataset}/{factorization} has one size, base")
-        require(
-            not variant, "variant", variant, f"{dataset}/{factorization} has none; leave it out"
-        )
+        require(not variant, "variant", variant, f"{dataset}/{factorization} has no variants")
         return published[factorization]
     _choose("factorization", factorization, {**BY_LABEL, **published})
     name = f"{dataset}/{factorization}" + ("" if size == "base" else f"/{size}")
@@ -86,19 +82,19 @@ def preset(
 
 
 class Name(NamedTuple):
-    """The parts of a name, `dataset[/factorization][/size][/variant]`."""
+    """The parts of a preset's name, `dataset[/factorization][/size][/variant]`."""
 
     dataset: str
     factorization: str | None
-    """None in the name of all models of a dataset, at one size."""
+    """None stands for all models of a dataset."""
     size: str
     variant: str | None
 
 
 def parse_name(name: str) -> Name:
-    """The name of a model or of all models of a dataset, as every command takes it.
+    """Parse the name of a model, or of all models of a dataset.
 
-    `wikitext-103`, `billion-word/large`, `billion-word/ADP-T/very-large`,
+    Examples: `wikitext-103`, `billion-word/large`, `billion-word/ADP-T/very-large`,
     `wikitext-103/ASM/input-128`.
     """
     dataset, *rest = name.split("/")
@@ -109,7 +105,7 @@ def parse_name(name: str) -> Name:
 
 
 def from_name(name: str) -> Config:
-    """The preset of the name of one model."""
+    """The config of a model by its full name."""
     dataset, factorization, size, variant = parse_name(name)
     if not factorization:
         example = f"{dataset if dataset in DATASETS else 'tiny'}/ADP-T"
@@ -118,7 +114,7 @@ def from_name(name: str) -> Config:
 
 
 def dataset_of(name: str) -> Dataset:
-    """The dataset of a preset, by the preset's name as `from_name` takes it."""
+    """The dataset of a preset, by the preset's name."""
     return _choose("dataset", name.partition("/")[0], DATASETS)
 
 

@@ -1,4 +1,4 @@
-"""What the eight models of one text have in common, and how each of them follows from it."""
+"""Families: the eight factorizations with common settings."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from zipflm.config.model import BY_LABEL
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """The widths from which the input and output layer of every factorization follow."""
+    """Settings of the input and output layers of all factorizations."""
 
     cutoffs: tuple[int, ...]
     dim: int
-    """Of the head's band, and of the table of sub-words."""
+    """Width of the adaptive head, and of BPE tables."""
     sm_dim: int
-    """Of the one table of SM and SM-T."""
+    """Width of the tables of SM and SM-T."""
     asm_dim: int
-    """Of the input table in front of an adaptive softmax."""
+    """Width of the input table of ASM."""
     tail_dropout: float
     characters: CharacterInput
     tied: Tie
-    """What ADP-T shares."""
+    """Tying of ADP-T."""
 
     def of(self, factorization: str) -> dict[str, Any]:
         """`input`, `output` and `tie` of a config."""
@@ -64,7 +64,7 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The eight models of one text."""
+    """The eight models of one dataset."""
 
     vocab_size: int
     bpe_vocab_size: int
@@ -74,7 +74,6 @@ class Family:
     training: TrainingConfig
 
     def member(self, factorization: str, name: str) -> Config:
-        """The config of one of them, under that name."""
         unit = BY_LABEL[factorization].unit
         return Config(
             name=name,

@@ -1,6 +1,6 @@
-"""The models that the paper's result tables compare with, and any preset with another decoder.
+"""The models that the paper compares with, and presets with other decoders.
 
-Sources, printed parameter counts and what papers leave open: docs/reproduction/paper.md.
+docs/reproduction/paper.md lists sources, published parameter counts and unpublished details.
 """
 
 from __future__ import annotations
@@ -141,9 +141,8 @@ MODELS: dict[str, dict[str, Config]] = {
 }
 """By dataset and name."""
 
-_LONGEST_CARRIED = 128
-"""Tokens of a block whose state is carried on: shorter blocks are more rows, which a recurrent
-decoder reads together."""
+_MAX_STREAM_BLOCK = 128
+"""Shorter blocks give larger batches, which a recurrent decoder processes in parallel."""
 
 
 def _gcnn(decoder: TransformerDecoder) -> GatedConvolutionDecoder:
@@ -165,7 +164,7 @@ def _lstm(decoder: TransformerDecoder) -> LSTMDecoder:
 
 
 def _qrnn(decoder: TransformerDecoder) -> QRNNDecoder:
-    # Of three layers, in which width * (9 * dim + 3 * width) weights are: two words in, one out.
+    # Three layers have width * (9 * dim + 3 * width) weights.
     linear = 9 * decoder.dim
     width = (math.sqrt(linear**2 + 12 * _size(decoder)) - linear) / 6
     return QRNNDecoder(
@@ -190,13 +189,13 @@ DECODERS: dict[str, Callable[[TransformerDecoder], Any]] = {
 
 
 def with_decoder(config: Config, name: str) -> Config:
-    """A preset with another decoder of about as many parameters, of those in `DECODERS`.
+    """Replace the decoder of a preset by one of `DECODERS` with about as many parameters.
 
-    Recurrent decoders carry their state from batch to batch, unless batches are of sentences.
+    Recurrent decoders keep their state from batch to batch, unless batches consist of sentences.
     """
     assert isinstance(config.decoder, TransformerDecoder)
     batches = config.batches
     if name in ("lstm", "qrnn") and batches.break_mode != "sentence":
-        block = min(batches.block, _LONGEST_CARRIED)
+        block = min(batches.block, _MAX_STREAM_BLOCK)
         batches = replace(batches, break_mode="stream", block=block)
     return replace(config, decoder=DECODERS[name](config.decoder), batches=batches)

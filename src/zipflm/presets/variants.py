@@ -1,8 +1,5 @@
-"""Named variants of the presets: rows of the appendix and of the context table, fairseq's choices.
-
-A variant is a function from a complete config to a complete config; `variants_of` says which
-models have which.
-"""
+"""Named variants of the presets: rows of the paper's appendix and context table, and fairseq's
+settings. A variant is a function from a config to a config."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ Variant = Callable[[Config], Config]
 
 
 def _with_both_layers(config: Config, **fields: Any) -> Config:
-    """The config with these fields in its input layer and in its output layer."""
     return replace(
         config, input=replace(config.input, **fields), output=replace(config.output, **fields)
     )
@@ -41,7 +37,7 @@ def _tied(tie: Tie) -> Variant:
 
 
 def _bands(*thousands: int) -> Variant:
-    """Bands of so many thousand words each; the last takes what remains."""
+    """Sizes of the bands in thousands of words; the last band takes the remaining words."""
     cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
     return lambda config: _with_both_layers(config, cutoffs=cutoffs)
 
@@ -56,7 +52,7 @@ def _tail_dropout(rate: float) -> Variant:
 
 def _block(block: int, context: int) -> Variant:
     def variant(config: Config) -> Config:
-        # At most 4096 tokens a device, eight devices, two batches an update: in whole blocks.
+        # Whole blocks of at most 4096 tokens per device, eight devices, two batches per update.
         tokens = config.batches.tokens // block * block
         batches = replace(
             config.batches, block=block, tokens=tokens, eval_block=block, eval_context=context
@@ -68,21 +64,21 @@ def _block(block: int, context: int) -> Variant:
 
 
 def _sixty_four_devices(config: Config) -> Config:
-    """Billion Word's main results: twice the batch of the comparison of factorizations."""
+    """Billion Word's main results use twice the batch of the comparison of factorizations."""
     return replace(config, training=replace(config.training, tokens_per_update=64 * 2048))
 
 
 def _no_reduction(config: Config) -> Config:
-    """Merity et al.'s setting: every band 512 wide, all weights shared.
+    """The setting of Merity et al.: all bands 512 wide, all weights shared.
 
-    The head is narrower than the decoder and so must be projected; sharing its projection as
-    well gives the paper's count.
+    The head is narrower than the decoder and must be projected; sharing its projection as well
+    gives the paper's parameter count.
     """
     return _with_both_layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
 
 
 def _fairseq(config: Config) -> Config:
-    """What the authors' later code does under the paper's name, on either text."""
+    """The settings of the authors' later code, for both datasets."""
     output = config.output
     if isinstance(output, AdaptiveOutput) and isinstance(output.tail_dropout, float):
         output = replace(output, input_dropout=output.tail_dropout)
@@ -95,7 +91,7 @@ def _decoder(config: Config, **fields: Any) -> TransformerDecoder:
 
 
 def _fairseq_wikitext(config: Config) -> Config:
-    """The same for WikiText-103, where that code also trains differently."""
+    """`_fairseq` for WikiText-103, where that code also trains differently."""
     config = _fairseq(config)
     schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
     return replace(
@@ -133,7 +129,7 @@ _WIKITEXT_VARIANTS: dict[str, dict[str, Variant]] = {
 
 
 def variants_of(dataset: str, factorization: str) -> dict[str, Variant]:
-    """The variants of one model, by name; only the paper's models have any."""
+    """The variants of a model by name; small models only have other decoders."""
     if dataset == "wikitext-103":
         return _WIKITEXT_VARIANTS.get(factorization, {}) | {"fairseq": _fairseq_wikitext}
     if dataset == "billion-word":

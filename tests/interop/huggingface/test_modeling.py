@@ -194,7 +194,7 @@ def test_new_model_matches_native_initialisation():
     ours = AutoModelForCausalLM.from_config(ZipfConfig.of(config)).model.state_dict()
     assert ours.keys() == native.keys()
     assert all(ours[name].equal(native[name]) for name in native)
-    with pytest.raises(ValueError, match="character input must be told how words are spelt"):
+    with pytest.raises(ValueError, match="character input needs the bytes of every word"):
         ZipfForCausalLM(ZipfConfig.of(preset("tiny", "CNN")))
 
 

@@ -1,8 +1,8 @@
-"""The decoders: `decoder(hidden_BTD, state) -> hidden_BTD, state`, from embedded words to hidden
-vectors. Position t sees positions up to t, and the words before them that the state stands for.
+"""Decoders: `decoder(embedded_BTD, state) -> hidden_BTD, state`.
 
-A Transformer's state is its cache (`model.kv_cache`), to which words are added in place. The other
-decoders have states of constant size, `States`: tensors with a row for each sequence, in and out.
+Position t sees positions up to t and the earlier words in the state. A Transformer's state is a
+cache (`model.kv_cache`) that is extended in place. The other decoders take and return `States` of
+constant size: tensors with one row per sequence.
 """
 
 from __future__ import annotations

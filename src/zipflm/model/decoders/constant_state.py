@@ -1,4 +1,4 @@
-"""Decoders whose state has the same size after any number of words, and the states of many rows.
+"""Base class of decoders whose state has a constant size, and caches of such states.
 
 Shapes: B rows, T words, D width of the decoder's input.
 """
@@ -17,18 +17,18 @@ from zipflm.kernels import autocast
 from zipflm.kernels.dropout import dropout
 
 States = tuple[Tensor, ...]
-"""Each [B, ...]; what they hold is the layers' business."""
+"""Each [B, ...]; the layers define their contents."""
 
 
 class ConstantStateLayer(nn.Module):
-    """`layer(hidden_BTD, states) -> hidden_BTD, states`; it drops out its own input."""
+    """`layer(hidden_BTD, states) -> hidden_BTD, states`, with dropout on its input."""
 
     state_shapes: list[tuple[int, ...]]
-    """Shape of each of its states, for one row."""
+    """Shape of each state of one row."""
 
 
 class ConstantStateDecoder(nn.Module):
-    """Layers in turn; the state of the decoder is the states of all of them."""
+    """A stack of layers; the state is the concatenation of theirs."""
 
     drops_output = True
 
@@ -39,14 +39,14 @@ class ConstantStateDecoder(nn.Module):
         self._shapes = [layer.state_shapes for layer in layers]
 
     def set_recompute(self, what: Recompute) -> None:
-        """Nothing: configs refuse anything but `none`."""
+        """Does nothing: configs accept only `none` for these decoders."""
 
     def start(self, rows: int, like: Tensor) -> States:
-        """The state before the first word, with the dtype and on the device of `like`."""
+        """The initial state, with the dtype and device of `like`."""
         return tuple(like.new_zeros(rows, *shape) for shapes in self._shapes for shape in shapes)
 
     def new_state(self, rows: int, capacity: int = 0) -> RowStates:
-        """The state before the first word, for inference; no words are too many for it."""
+        """The initial state for inference; `capacity` is ignored."""
         return RowStates(self.start(rows, autocast(next(self.parameters())[:0])))
 
     def forward(
@@ -55,9 +55,8 @@ class ConstantStateDecoder(nn.Module):
         state: States | None = None,
         layer_inputs: list[Tensor] | None = None,
     ) -> tuple[Tensor, States]:
-        """Hidden vectors, and the state after them; the input of every layer is appended to
-        `layer_inputs`."""
-        # As in the Transformer: tables of words start with rows of norm 1.
+        """Return hidden vectors and the new state; append each layer's input to `layer_inputs`."""
+        # As in the Transformer: rows of word tables start with norm 1.
         hidden = autocast(embedded_BTD) * math.sqrt(self.config.dim)
         before = iter(self.start(len(hidden), hidden) if state is None else state)
         after: list[Tensor] = []
@@ -72,20 +71,19 @@ class ConstantStateDecoder(nn.Module):
 
 
 def with_past(past_BPD: Tensor, hidden_BTD: Tensor) -> tuple[Tensor, Tensor]:
-    """Words after those that a window also sees, and the last of them, which later windows see."""
+    """Prepend the past inputs of a window; return the result and the past of the next call."""
     whole = torch.cat([past_BPD.to(hidden_BTD.dtype), hidden_BTD], dim=1)
     return whole, whole[:, whole.shape[1] - past_BPD.shape[1] :]
 
 
 def windows(whole_BSD: Tensor, size: int) -> Tensor:
-    """Every `size` neighbours as one vector, [B, S - size + 1, D * size]: what a convolution
-    multiplies with its kernels."""
+    """The windows of a convolution as vectors, [B, S - size + 1, D * size]."""
     return whole_BSD if size == 1 else whole_BSD.unfold(1, size, 1).flatten(2)
 
 
 class RowStates:
-    """The states of rows that may join and leave. `model(words, states)` replaces them by those
-    after the words; what was taken from here before does not change.
+    """The states of rows that can join and leave. `model(words, states)` replaces `tensors` by the
+    states after the words, without changing them in place.
 
     >>> from zipflm import LanguageModel
     >>> from zipflm.config import FixedInput, FullOutput, LSTMDecoder, ModelConfig
@@ -107,31 +105,29 @@ class RowStates:
         return len(self.tensors[0]) if self.tensors else 0
 
     def select(self, rows: Tensor) -> RowStates:
-        """New states that hold these rows, in this order; a row may be named more than once."""
+        """New states with these rows in this order; rows may be repeated."""
         return RowStates(tuple(tensor[rows] for tensor in self.tensors))
 
     def row(self, index: int) -> RowStates:
-        """One row."""
         return RowStates(tuple(tensor[index : index + 1] for tensor in self.tensors))
 
     def join(self, states: RowStates, lengths: Sequence[int] = (), capacity: int = 0) -> None:
-        """Add all rows of other states, of any lengths."""
+        """Append all rows of other states."""
         pairs = zip(self.tensors, states.tensors, strict=True)
         self.tensors = tuple(map(torch.cat, pairs)) if self.rows else states.tensors
 
     def drop(self, rows: Collection[int]) -> list[int]:
-        """Forget these rows; the ones that are left, in order."""
+        """Remove these rows; return the old indices of the remaining rows, in order."""
         kept = [row for row in range(self.rows) if row not in rows]
         places = torch.tensor(kept, dtype=torch.int64, device=self.tensors[0].device)
         self.tensors = self.select(places).tensors
         return kept
 
     def full(self, length: int) -> list[int]:
-        """Rows that hold `length` words or more and have to slide: none."""
+        """Rows without room for more words: none, because states do not grow."""
         return []
 
     def snapshot(self) -> States:
-        """What `restore` returns to."""
         return self.tensors
 
     def restore(self, snapshot: States) -> None:

@@ -1,7 +1,7 @@
 """Gated convolutions: residual blocks of causal convolutions with gated linear units (Dauphin et
 al., Language Modeling with Gated Convolutional Networks, 2017).
 
-The state is the last inputs of every convolution, which its next windows also see.
+The state holds the last kernel - 1 inputs of every convolution.
 
 Shapes: B rows, T words, M input width of a convolution, N its output width, K its kernel.
 """
@@ -37,8 +37,7 @@ class GatedConvolution(ConstantStateDecoder):
 
 
 class _Block(ConstantStateLayer):
-    """Convolutions, and what they were given added to their result, both shrunk to keep the
-    variance."""
+    """Convolutions with a residual connection, scaled to keep the variance."""
 
     def __init__(
         self, config: GatedConvolutionDecoder, block: tuple[int, int, int], before: int, width: int
@@ -47,7 +46,7 @@ class _Block(ConstantStateLayer):
         shapes = convolutions_of(*block, before)
         self.rate = config.dropout
         keep = 1 - self.rate
-        # Gated linear units quarter the variance at first, and dropout raises it.
+        # Gated linear units reduce the variance to a quarter at first, and dropout raises it.
         self.convolutions: nn.ModuleList = nn.ModuleList(
             WeightNormalized(into, 2 * out, kernel, gain=2 * math.sqrt(keep))
             for kernel, into, out in shapes
@@ -70,8 +69,8 @@ class _Block(ConstantStateLayer):
 
 
 class WeightNormalized(nn.Module):
-    """A convolution, or without a kernel a linear layer, whose weights are directions with a
-    length of their own (Salimans and Kingma, 2016)."""
+    """A convolution, or with kernel 1 a linear layer, with weight normalization (Salimans and
+    Kingma, 2016)."""
 
     def __init__(self, in_width: int, out_width: int, kernel: int = 1, *, gain: float):
         super().__init__()
@@ -83,7 +82,7 @@ class WeightNormalized(nn.Module):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # As long as the weights themselves: how fast they turn depends on it.
+        # With the norm of the weights, which determines how fast their direction changes.
         fan_in = self.direction_NMK[0].numel()
         yield "direction_NMK", initialization.normal(self._first_gain / math.sqrt(fan_in))
         yield "gain_N", initialization.constant(self._first_gain)
@@ -99,8 +98,8 @@ class WeightNormalized(nn.Module):
         return super().train(mode)
 
     def _weight(self) -> Tensor:
-        """[N, M * K]. While nothing is learned it is computed once: for a single word that takes
-        as long as using it."""
+        """[N, M * K], cached during inference: for a single word, normalizing takes as long as the
+        product."""
         direction, gain = self.direction_NMK, self.gain_N
         if torch.compiler.is_compiling() or direction.is_inference():
             return self._normalized()

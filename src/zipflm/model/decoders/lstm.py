@@ -1,6 +1,6 @@
-"""LSTM layers with projections (Sak et al., 2014), by `torch.nn.LSTM`, which is cuDNN's on a GPU.
+"""LSTM layers with projections (Sak et al., 2014), using `torch.nn.LSTM` (cuDNN on a GPU).
 
-The state is what each layer returned last, and its cells.
+The state holds the last output and the cells of each layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zipflm.model import initialization
 from zipflm.model.decoders.constant_state import ConstantStateDecoder, ConstantStateLayer
 from zipflm.model.initialization import Fill
 
-# torch says so when a CPU first computes a projection, which it does well enough without.
+# Harmless: torch falls back to its own CPU implementation.
 warnings.filterwarnings("ignore", message="LSTM with projections is not supported with oneDNN")
 
 
@@ -43,7 +43,7 @@ class _Layer(ConstantStateLayer):
         default = initialization.torch_linear(self.cells.hidden_size)
         for name, _ in self.cells.named_parameters():
             is_weight = name.startswith("weight")
-            bias = _remembering if name.startswith("bias_ih") else initialization.zeros
+            bias = _forget_bias if name.startswith("bias_ih") else initialization.zeros
             yield f"cells.{name}", default if is_weight else bias
 
     def forward(self, hidden: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -53,9 +53,8 @@ class _Layer(ConstantStateLayer):
         return hidden, [output.squeeze(0), cells.squeeze(0)]
 
 
-def _remembering(tensor: Tensor, generator: Generator | None = None) -> object:
-    """Biases with which cells at first keep most of what they hold: forget gates, the second of
-    the four, are biased by 1."""
+def _forget_bias(tensor: Tensor, generator: Generator | None = None) -> object:
+    """Bias the forget gates, the second of the four, by 1, so that cells keep their values."""
     with torch.no_grad():
         tensor.zero_().chunk(4)[1].fill_(1.0)
     return tensor

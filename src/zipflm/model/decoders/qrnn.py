@@ -1,7 +1,7 @@
 """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017), as Merity et al. (2018) use them.
 
-Gates and candidates of all words are one product; only the pooling, element by element, goes from
-word to word. The state is the cells, and the last words that the first layer's window also sees.
+One product computes gates and candidates for all words; only the elementwise pooling is sequential.
+The state holds the cells and, with a window, the last window - 1 inputs.
 
 Shapes: B rows, T words, H width of a layer, C chunks of L words.
 """
@@ -44,7 +44,7 @@ class _Layer(ConstantStateLayer):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # Two gates in turn leave little of a signal; PyTorch's own weights would leave less.
+        # Two successive gates shrink the signal; PyTorch's default weights would shrink it more.
         std = 2 / math.sqrt(self.gates.in_features)
         yield "gates.weight", initialization.normal(std)
         yield "gates.bias", initialization.zeros
@@ -62,7 +62,7 @@ class _Layer(ConstantStateLayer):
 
 
 def linear_scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tensor:
-    """state[t] = decay[t] * state[t - 1] + input[t], all of them, [B, T, H].
+    """state[t] = decay[t] * state[t - 1] + input[t] for all t: [B, T, H].
 
     >>> decay, input = torch.tensor([[[0.5], [0.5], [1.0]]]), torch.tensor([[[1.0], [0.0], [2.0]]])
     >>> linear_scan(decay, input, torch.zeros(1, 1)).flatten().tolist()
@@ -75,7 +75,7 @@ def linear_scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tenso
 
 
 class _LinearScan(torch.autograd.Function):
-    """The gradient is a scan in the other direction; of the forward one only its result is kept."""
+    """The gradient is a scan in reverse, so only the result of the forward scan is kept."""
 
     @staticmethod
     def forward(ctx: Any, decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tensor:
@@ -95,9 +95,8 @@ class _LinearScan(torch.autograd.Function):
 
 
 def _scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tensor:
-    """About the square root of T words are one chunk. All chunks go from word to word together,
-    each as if nothing came before it; then the states between chunks follow one from the other.
-    Only products of decays are formed, no quotients: nothing overflows."""
+    """Chunks of about sqrt(T) words are scanned in parallel, each from a zero state; then the
+    states between chunks are computed in order. There are no quotients that could overflow."""
     rows, length, width = decay_BTH.shape
     size = math.isqrt(length - 1) + 1
     chunks = -(-length // size)
