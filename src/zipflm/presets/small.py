@@ -30,7 +30,8 @@ MODERN_DECODER: dict[str, Any] = {
 
 FAMILIES = {
     # For two million words, read twenty times. That needs strong regularization, chosen with ADP-T
-    # and SM-T (docs/log.md). The head covers 84 % of the running words, head and first tail 95 %.
+    # and SM-T (docs/development/experiments.md). The head covers 84 % of the running words, head
+    # and first tail 95 %.
     "wikitext-2": Family(
         vocab_size=33_280,
         bpe_vocab_size=8152,
