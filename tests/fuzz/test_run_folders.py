@@ -152,7 +152,7 @@ def test_rejects_weights_of_another_type(copy):
     name = "decoder.layers.0.ffn_in.bias"
     save_file(weights | {name: weights[name].double()}, folder / "weights.safetensors")
     seal(folder)
-    with pytest.raises(ValueError, match=f"weights.safetensors: .*{name} is of torch.float64"):
+    with pytest.raises(ValueError, match=f"weights.safetensors: .*{name} has dtype torch.float64"):
         load_run(copy.path)
 
 

@@ -219,7 +219,7 @@ def test_reads_text_in_pieces_without_codes(bpe_data):
     lm = loaded(bpe_data, "BPE")
     pieces = " ".join(lm.vocabulary.words[i] for i in lm.reader.line("ba fila").ids[:-1])
     lm.reader._takes_pieces, lm.reader.encoder.codes = True, None
-    lm.reader.encoder._seen.clear()
+    lm.reader.encoder._cache.clear()
     words = lm.score(pieces).words
     assert [word.word for word in words] == ["ba", "fila", "</s>"]
 

@@ -341,5 +341,5 @@ def test_reports_reject_models_with_fewer_predicted_words(spelling_run, word_dat
 @pytest.mark.parametrize("number", [4, 1000])
 def test_rejects_invalid_predicted_words(number, word_data):
     change = f"input.predicted_words={number}"
-    with pytest.raises(ValueError, match=f"{change}: give 5 to"):
+    with pytest.raises(ValueError, match=f"{change}: must be 5 to"):
         training_runs.config_of(word_data, change, preset="tiny/CNN", base=[])

@@ -188,7 +188,7 @@ def test_error_for_unordered_counts_explains_the_fix():
 @pytest.mark.parametrize(
     ("counts", "options", "message"),
     [
-        ([0, 0, 0], {}, "all 0"),
+        ([0, 0, 0], {}, "all are 0"),
         ([9, 8, 7, 6, 5, 1, 4], {}, "id 6 occurs 4 times, more than the id before"),
         ([9, 8, 7], {"tails": 3}, "tails=3"),
         ([9, 8, 7], {"dim": 3, "tails": 1}, "tails=1.*dim=3"),

@@ -136,7 +136,7 @@ def test_both_implementations_agree(factorization):
 def test_autocast_applies_to_every_factorization(factorization):
     model, seen = tiny(factorization), []
     for layer in model.decoder.layers:
-        layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output]))
+        layer.register_forward_hook(lambda _, inputs, output: seen.extend([inputs[0], output[0]]))
     model.decoder.register_forward_hook(lambda _, inputs, output: seen.append(output[0]))
     with torch.autocast("cpu", torch.bfloat16):
         model.nll(*torch.randint(1000, (2, 2, 12))).sum().backward()

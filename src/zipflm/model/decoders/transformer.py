@@ -138,7 +138,7 @@ class Transformer(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward, each with a residual and a norm."""
 
-    def __init__(self, config: TransformerDecoder, is_first: bool):
+    def __init__(self, config: TransformerDecoder, is_first: bool = False):
         super().__init__()
         self.config = config
         self.recompute: Recompute = "none"
@@ -155,6 +155,7 @@ class DecoderLayer(nn.Module):
             self.gate: nn.Linear = nn.Linear(dim, config.num_heads, bias=False)
         if config.input_residual:
             self.input_weights: nn.Parameter = nn.Parameter(torch.empty(2))
+        self.returns_values: bool = config.value_residual and is_first
         self.mixes_values: bool = config.value_residual and not is_first
         if self.mixes_values:
             self.value_weights: nn.Parameter = nn.Parameter(torch.empty(2))
@@ -192,8 +193,8 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, hidden_BTD: Tensor, shared: Shared, memory: Memory | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return hidden vectors and the attention values of this layer."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return hidden vectors, and attention values if later layers need them."""
         # Draw seeds first: recomputed parts must not draw again.
         rates = self.config.dropout, self.config.relu_dropout, self.config.dropout
         seeds = Seeds(*(new_seed(hidden_BTD, rate, self.training) for rate in rates))
@@ -210,13 +211,15 @@ class DecoderLayer(nn.Module):
                 assert_never(other)
         return self._add_feed_forward(hidden_BTD, seeds), value
 
-    def _add_both(self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds) -> tuple[Tensor, Tensor]:
+    def _add_both(
+        self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds
+    ) -> tuple[Tensor, Tensor | None]:
         hidden_BTD, value_BTHK = self._add_attention(hidden_BTD, shared, seeds)
         return self._add_feed_forward(hidden_BTD, seeds), value_BTHK
 
     def _add_attention(
         self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds, memory: Memory | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         if self.config.input_residual:
             own, input_ = self.input_weights
             hidden_BTD = own * hidden_BTD + input_ * shared.input_BTD
@@ -243,7 +246,7 @@ class DecoderLayer(nn.Module):
 
     def _attend(
         self, normed_BTD: Tensor, shared: Shared, memory: Memory | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         config = self.config
         query, key, value = (
             projected.view(*projected.shape[:-1], config.num_heads, -1)  # B, T, H, K
@@ -257,7 +260,7 @@ class DecoderLayer(nn.Module):
             assert shared.first_value_BTHK is not None
             own, first = self.value_weights
             value = own * value + first * shared.first_value_BTHK
-        value_BTHK = value
+        value_BTHK = value if self.returns_values else None
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         rate = config.attention_dropout if self.training else 0.0
         visible_TS, is_causal = None, True
@@ -310,8 +313,8 @@ dropout), attention is several operators, which are recomputed like all others."
 
 
 def recomputed(
-    function: Callable[..., tuple[Tensor, Tensor]], *inputs: Any
-) -> tuple[Tensor, Tensor]:
+    function: Callable[..., tuple[Tensor, Tensor | None]], *inputs: Any
+) -> tuple[Tensor, Tensor | None]:
     """Call `function` and keep only its inputs, the result of attention, and its outputs.
 
     The result of attention is one vector per token, while recomputing it takes time that grows with
@@ -320,7 +323,7 @@ def recomputed(
     graph or neither. On a CPU, dropout uses torch's generator, whose state is restored for the
     second pass.
     """
-    outputs: tuple[Tensor, Tensor] = checkpoint(
+    outputs: tuple[Tensor, Tensor | None] = checkpoint(
         function, *inputs, use_reentrant=False, context_fn=_contexts
     )
     return outputs
