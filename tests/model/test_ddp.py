@@ -40,6 +40,7 @@ def work(rank, folder):
         loss(WORDS[rank : rank + 1], TARGETS[rank : rank + 1]).backward()
     if rank == 0:
         torch.save({name: p.grad for name, p in model.named_parameters()}, f"{folder}/grads.pt")
+    dist.barrier()  # a process that leaves early can abort the other one
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ python ten_steps.py FOLDER TEXT OUT BATCHES_PER_UPDATE
 import sys
 from pathlib import Path
 
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers.data.data_collator import DataCollatorForLanguageModeling
 
@@ -47,3 +48,6 @@ def train(folder, text, out, batches_per_update):
 if __name__ == "__main__":
     folder, text, out, batches_per_update = sys.argv[1:]
     train(folder, text, out, int(batches_per_update))
+    if dist.is_initialized():
+        dist.barrier()  # a process that leaves early can abort the other one
+        dist.destroy_process_group()
