@@ -1,4 +1,4 @@
-# One word per job; people and CI call the same ones.
+# CI uses the same targets.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -6,11 +6,11 @@ BIN := .venv/bin
 
 install: .venv/installed
 
-# The stamp is newer than what it was made from, so a changed dependency installs again.
+# The stamp file is older than a changed dependency, which triggers a new installation.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt setuptools wheel
-	@# torch first and by its exact version: a range would fetch the CUDA build and its gigabytes.
+	@# torch first, with its exact version: a range would download the CUDA build (gigabytes).
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
@@ -20,22 +20,22 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A file stays with one worker, so that its costly fixtures are made once; files come in our order.
-# Modules are compiled once, whatever the environment says: tests start hundreds of processes.
+# loadfile: each file runs in one worker, so expensive fixtures are created once.
+# PYTHONDONTWRITEBYTECODE is unset because the tests start hundreds of Python processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# Everything but what is marked slow: fuzzers, failures of several processes, pages of the docs.
+# All tests not marked slow (fuzzers, multi-process failures, guides).
 test: install
 	$(PYTEST) -m "not slow"
 
 test-all: install
 	$(PYTEST)
 
-# The documentation as a website, in site/.
+# Build the documentation site in site/.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The paper's comparison in a few minutes on two CPU cores, on the text that comes with the package.
+# The paper's comparison on the bundled text; a few minutes on two CPU cores.
 demo: install demo/data/bpe/data.json
 	$(BIN)/zipflm compare --data demo/data --preset demo --out demo/study
 
