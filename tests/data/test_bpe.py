@@ -32,7 +32,7 @@ def test_learning_is_deterministic():
 
 
 def test_learning_needs_a_repeated_pair():
-    with pytest.raises(ValueError, match="bpe=5: no pair of letters occurs twice"):
+    with pytest.raises(ValueError, match="bpe=5: no pair of characters occurs twice"):
         Codes.learn({"abc": 1, "def": 1, "<unk>": 9}, 5)
     assert len(Codes.learn({"ab": 2, "cd": 1}, 5).merges) == 1
 

@@ -55,7 +55,7 @@ class Permutation:
         limits = np.broadcast_to(sizes, positions.shape).astype(np.uint64)
         bits = np.maximum(_bit_lengths(limits - 1), _MIN_BITS)
         masks, folds = (np.uint64(1) << bits) - 1, (bits + 1) >> np.uint64(1)
-        numbers, mixed = positions.astype(np.uint64), _mixed(labels)
+        numbers, mixed = positions.astype(np.uint64), _hash(labels)
         outside = np.arange(len(positions))
         while len(outside):
             numbers[outside] = self._permute(
@@ -78,7 +78,7 @@ def _bit_lengths(numbers: Numbers) -> Numbers:
     return np.frexp(numbers.astype(np.float64))[1].astype(np.uint64)
 
 
-def _mixed(labels: NDArray[np.int64]) -> Numbers:
+def _hash(labels: NDArray[np.int64]) -> Numbers:
     """Hash labels so that every bit of the result depends on every bit of the label."""
     mixed = (labels.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     for _ in range(2):
@@ -109,7 +109,7 @@ class Batch:
 
     @property
     def inputs(self) -> Tensor | UniqueTokens:
-        """Input for the model."""
+        """Inputs of the model: `unique` if it is set, else `words`."""
         return self.words if self.unique is None else self.unique
 
     def with_unique_tokens(self, min_size: int = 0) -> Batch:
@@ -144,7 +144,7 @@ def unique_tokens(words_BT: Tensor, min_size: int = 0) -> UniqueTokens:
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
-    """Return the batch of the given windows of the stream `ids`."""
+    """Return the batch for windows of the stream `ids`."""
     length = max(1, int((windows.end - windows.first).max()))
     # One gather for inputs and targets, which are shifted by one.
     positions = windows.first[:, None] + np.arange(-1, length)
@@ -189,7 +189,7 @@ class Batches:
         if blocks.has_one_length and max_tokens < blocks.block:
             raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")
         if len(tokens.ids) == 0:
-            raise ValueError("cannot make batches from an empty split")
+            raise ValueError("cannot create batches from an empty split")
         tokens.require_whole()
         self.tokens: Tokens = tokens
         self.blocks: Blocks = blocks
@@ -216,17 +216,17 @@ class Batches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, starting with batch `start`."""
         first, end = epoch * self.num_batches, (epoch + 1) * self.num_batches
-        mine = range(first + start * self._world_size + self._rank, end, self._world_size)
-        yield from self.numbered(mine)
-        if start + len(mine) < len(self):
+        positions = range(first + start * self._world_size + self._rank, end, self._world_size)
+        yield from self.numbered(positions)
+        if start + len(positions) < len(self):
             yield self.batch(epoch, len(self) - 1)
 
-    def numbered(self, numbers: Iterable[int]) -> Iterator[Batch]:
+    def numbered(self, positions: Iterable[int]) -> Iterator[Batch]:
         """Yield batches by their position in the sequence of all epochs and ranks."""
-        remaining = iter(numbers)
+        remaining = iter(positions)
         while step := list(islice(remaining, self._batches_per_step)):
-            for epoch, group in groupby(step, lambda number: number // self.num_batches):
-                for windows in self._windows(epoch, [n % self.num_batches for n in group]):
+            for epoch, group in groupby(step, lambda position: position // self.num_batches):
+                for windows in self._windows(epoch, [p % self.num_batches for p in group]):
                     yield self._read(windows)
 
     def batch(self, epoch: int, index: int) -> Batch:
@@ -253,11 +253,11 @@ class Batches:
             batches = random(batches, self.num_batches, np.full_like(batches, len(runs)))
         first_rows, sizes = self._groups.rows(batches)
         ends = np.cumsum(sizes)
-        at = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
+        indices = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
         if random is not None:  # shuffle rows of the same length
-            run = np.searchsorted(runs.ends, at, side="right")
+            run = np.searchsorted(runs.ends, indices, side="right")
             first = runs.starts[run]
-            at = first + random(at - first, runs.ends[run] - first, run)
-        windows = self._rows.windows(at)
+            indices = first + random(indices - first, runs.ends[run] - first, run)
+        windows = self._rows.windows(indices)
         for size, end in zip(sizes, ends, strict=True):
             yield windows[end - size : end]

@@ -45,22 +45,24 @@ class Codes:
         Raises ValueError if there is no such pair.
         """
         words = {word: n for word, n in counts.items() if word not in SPECIALS}
-        stand_ins = _stand_ins(words)
+        replacements = _replacements(words)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer = trainers.BpeTrainer(
             # The size includes the single characters.
-            vocab_size=num_merges + len({c for word in words for c in word}) + len(stand_ins),
+            vocab_size=num_merges + len({c for word in words for c in word}) + len(replacements),
             min_frequency=2,
             show_progress=False,
         )
-        marked = _marked(words, stand_ins)
+        marked = _marked(words, replacements)
         _run_in_thread(lambda: tokenizer.train_from_iterator(_repeated(marked), trainer))
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
-        endings = str.maketrans({stand_in: c + _WORD_END for c, stand_in in stand_ins.items()})
+        endings = str.maketrans(
+            {replacement: c + _WORD_END for c, replacement in replacements.items()}
+        )
         if not merges:
             raise ValueError(
-                f"bpe={num_merges}: no pair of letters occurs twice in the training text; use "
+                f"bpe={num_merges}: no pair of characters occurs twice in the training text; use "
                 "more text"
             )
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
@@ -84,12 +86,12 @@ class Codes:
                 "subword-nmt 0.2 or later, or with zipflm"
             )
         merges: list[Merge] = []
-        for number, line in enumerate(lines[1:], start=2):
+        for line_number, line in enumerate(lines[1:], start=2):
             pair = line.strip("\r\n ").split(" ")
             if len(pair) == 2 and all(pair):
                 merges.append((pair[0], pair[1]))
             elif line.strip():
-                raise ValueError(f"{path}: line {number}: {line[:40]!r} is not two symbols")
+                raise ValueError(f"{path}: line {line_number}: {line[:40]!r} is not two symbols")
         if not merges:
             raise ValueError(f"{path}: contains no codes")
         return cls(merges)
@@ -135,7 +137,7 @@ class Codes:
         symbols |= dict.fromkeys(character + _WORD_END for character in alphabet)
         for left, right in self.merges:
             symbols |= {left: None, right: None, left + right: None}
-        vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
+        vocabulary = {symbol: id for id, symbol in enumerate(symbols)}
         return models.BPE(vocabulary, self.merges, end_of_word_suffix=end)
 
     def _pieces(self, word: str) -> list[str]:
@@ -171,7 +173,7 @@ def _segments(word: str) -> list[str]:
     return [word[start : start + _MAX_SEGMENT_CHARS] for start in starts]
 
 
-def _marked(words: Mapping[str, int], stand_ins: Mapping[str, str]) -> dict[str, int]:
+def _marked(words: Mapping[str, int], replacements: Mapping[str, str]) -> dict[str, int]:
     """Count segments, with the ends of words marked."""
     marked: dict[str, int] = {}
     for word, count in words.items():
@@ -179,12 +181,12 @@ def _marked(words: Mapping[str, int], stand_ins: Mapping[str, str]) -> dict[str,
             *others, word = _segments(word)
             for segment in others:
                 marked[segment] = marked.get(segment, 0) + count
-        last = word[:-1] + stand_ins[word[-1]]
+        last = word[:-1] + replacements[word[-1]]
         marked[last] = marked.get(last, 0) + count
     return marked
 
 
-def _stand_ins(words: Iterable[str]) -> dict[str, str]:
+def _replacements(words: Iterable[str]) -> dict[str, str]:
     """Map each character that ends a word to an unused character that replaces it there.
 
     The trainer supports an end-of-word suffix, but then the order of ties varies between runs.

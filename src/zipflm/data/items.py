@@ -38,7 +38,7 @@ _MAX_TABLE_SIZE = 1 << 26
 _UNREADABLE: tuple[type[Exception], ...] = (ValueError, TypeError, EOFError, OverflowError)
 _UNREADABLE += (MemoryError, RuntimeError, NotImplementedError, BadZipFile, TokenError, zlib.error)
 
-_WHOLE = "ids must be non-negative integers"
+_VALID_IDS = "ids must be non-negative integers"
 
 
 def are_arrays(sources: Sequence[str]) -> bool:
@@ -78,14 +78,15 @@ def load_names(path: str) -> list[str]:
         raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
     names = ["_".join(line.split()) for line in text.removesuffix("\n").split("\n")]
     line_of: dict[str, int] = {}
-    for number, name in enumerate(names, start=1):
+    for line_number, name in enumerate(names, start=1):
         if not name or LINE_END in name:
-            raise ValueError(f"{path}: line {number}: has no name for id {number - 1}")
+            raise ValueError(f"{path}: line {line_number}: has no name for id {line_number - 1}")
         if name in SPECIALS:
-            raise ValueError(f"{path}: line {number}: {name} is reserved; rename it")
-        if line_of.setdefault(name, number) != number:
+            raise ValueError(f"{path}: line {line_number}: {name} is reserved; rename it")
+        if line_of.setdefault(name, line_number) != line_number:
             raise ValueError(
-                f"{path}: line {number}: {quoted(name)} is already used in line {line_of[name]}"
+                f"{path}: line {line_number}: {quoted(name)} is already used in line "
+                f"{line_of[name]}"
             )
     return names
 
@@ -105,8 +106,8 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
         is_number = word.isascii() and word.isdigit() and len(word) <= 18
         if not (is_number and str(int(word)) == word):
             raise ValueError(
-                f"{_locate(word, sources)}: {quoted(word)} is not an id; {_WHOLE} without a sign "
-                "or leading zeros"
+                f"{_locate(word, sources)}: {quoted(word)} is not an id; {_VALID_IDS} without a "
+                "sign or leading zeros"
             )
 
 
@@ -178,7 +179,7 @@ def _require_integers(source: str, *arrays: NDArray[Any]) -> None:
     for array in arrays:
         if array.dtype.kind not in "iu":
             raise ValueError(
-                f"{source}: has type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
+                f"{source}: has type {array.dtype}; {_VALID_IDS}: save array.astype(numpy.int64)"
             )
         if array.ndim not in (1, 2):
             raise ValueError(f"{source}: has {array.ndim} dimensions; save one or two")
@@ -213,8 +214,8 @@ def _require_non_negative(source: str, ids: NDArray[Any], start: int) -> None:
     if ids.size and ids.min() < 0:
         index = int(np.argmax(ids < 0))
         raise ValueError(
-            f"{source}: {ids[index]} at position {start + index}; {_WHOLE} (negative numbers are "
-            "padding in two-dimensional arrays only)"
+            f"{source}: {ids[index]} at position {start + index}; {_VALID_IDS} (negative numbers "
+            "are padding in two-dimensional arrays only)"
         )
 
 

@@ -219,7 +219,7 @@ def prepare(
     options = options or Options()
     refuse_existing(out)
     sources = _sources(splits, options)
-    given, codes = _load_given(options)
+    vocabulary, codes = _load_vocabulary_and_codes(options)
     names = None if options.names is None else load_names(os.fspath(options.names))
     with _workers(processes, scheduler) as (map_in_order, chunk_bytes), new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
@@ -232,7 +232,8 @@ def prepare(
             if options.bpe is not None:
                 report("learning sub-words", 0, None)
                 codes = Codes.learn(scans["train"].word_counts(), options.bpe)
-            vocabulary = given or _vocabulary(options, codes, scans["train"].word_counts())
+            if vocabulary is None:
+                vocabulary = _build_vocabulary(options, codes, scans["train"].word_counts())
             split_facts = {
                 split: _write_split(folder, split, texts, scans[split], vocabulary, codes, report)
                 for split, texts in sources.items()
@@ -261,7 +262,7 @@ def prepare_corpus(
     Downloads are stored in `cache`.
     """
     refuse_existing(out)
-    _load_given(options or Options())
+    _load_vocabulary_and_codes(options or Options())
     cache = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
     with corpus_texts(corpus, cache, report) as (splits, expected):
         return prepare(
@@ -287,7 +288,7 @@ def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[MapInOrder
         yield connection.map_in_order, dask.CHUNK_BYTES
 
 
-def _load_given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
+def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Codes | None]:
     """Load the vocabulary and codes named in the options, before any text is read."""
     vocabulary, codes = options.vocabulary, options.bpe_codes
     if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
@@ -366,7 +367,7 @@ def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None
             )
 
 
-def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
+def _build_vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
     if codes is not None:
         counts = _piece_counts(codes, counts)
     min_count = options.resolved_min_count

@@ -92,7 +92,7 @@ class Scan:
 
     @property
     def words(self) -> list[str]:
-        """The distinct words by number; number 0 is `LINE_END`."""
+        """The distinct words by number. Word 0 is `LINE_END`."""
         return list(self._index)
 
     @property
@@ -164,7 +164,7 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
-    """Return a table that assigns the next number to each new word; `first` has number 0."""
+    """Return a dict that assigns the next number to each new word. `first` has number 0."""
     table = defaultdict[_Word, int](count().__next__)
     assert table[first] == 0
     return table

@@ -91,7 +91,7 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
         yield found
     except (ValueError, OSError):
         raise
-    except Exception as error:  # each file system's library has its own exceptions
+    except Exception as error:  # each file system raises different exceptions
         raise OSError(f"{name}: could not be read: {type(error).__name__}: {error}") from error
 
 
@@ -113,7 +113,7 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 
 def _expand_url(pattern: str) -> list[str]:
     with _remote(pattern) as (files, path):
-        if any(mark in path for mark in "*?["):
+        if any(char in path for char in "*?["):
             found = files.glob(path, detail=True)
         else:
             found = {path: files.info(path)} if files.exists(path) else {}
@@ -238,21 +238,21 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
 
 def _whole_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
     """Yield whole lines, at least `size` bytes at a time, and their number of stored bytes."""
-    held, start, before, now = bytearray(), 0, 0, 0
-    for data, now in _blocks(name, encoding, errors):
-        held += data
-        if len(held) < size:
+    buffer, start, consumed_before, consumed = bytearray(), 0, 0, 0
+    for data, consumed in _blocks(name, encoding, errors):
+        buffer += data
+        if len(buffer) < size:
             continue
         # Cut after the last line end. A final carriage return may be the first half of \r\n.
-        cut = max(held.rfind(b"\n"), held.rfind(b"\r", 0, len(held) - 1)) + 1
+        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, len(buffer) - 1)) + 1
         if cut:
-            yield bytes(held[:cut]), now - before
-            del held[:cut]
-            start, before = start + cut, now
-        if len(held) > size + MAX_LINE_BYTES:
+            yield bytes(buffer[:cut]), consumed - consumed_before
+            del buffer[:cut]
+            start, consumed_before = start + cut, consumed
+        if len(buffer) > size + MAX_LINE_BYTES:
             raise _endless_line(name, start)
-    if held:
-        yield bytes(held), now - before
+    if buffer:
+        yield bytes(buffer), consumed - consumed_before
     elif start == 0:
         raise _empty(name)
 
@@ -309,20 +309,20 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder(encoding)(errors)
-    before = 0
+    num_decoded = 0
     for data in chain(blocks, [b""]):
-        # The decoder holds back incomplete characters and counts positions from there.
-        held = len(decoder.getstate()[0])
+        # The decoder buffers incomplete characters, and counts positions from their start.
+        num_buffered = len(decoder.getstate()[0])
         try:
             # Encoding can also fail: some codecs accept lone surrogates.
             text = decoder.decode(data, final=not data).encode()
         except UnicodeError as error:
-            position = before - held + getattr(error, "start", 0)
+            position = num_decoded - num_buffered + getattr(error, "start", 0)
             raise ValueError(
                 f"{shown(name)}: not {encoding} near byte {position}; use another encoding or fix "
                 "the text"
             ) from None
-        before += len(data)
+        num_decoded += len(data)
         yield text
 
 
@@ -340,7 +340,7 @@ def _uncompressed(name: str, raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
-    """Decompress frame by frame, because zstandard's own reader accepts truncated files."""
+    """Decompress frame by frame, because the reader of zstandard accepts truncated files."""
     try:
         import zstandard
     except ImportError:
@@ -375,7 +375,7 @@ def decompressor(data: bytes) -> str | None:
 
 def encoding_hint(data: bytes) -> str:
     """Suggest an encoding for text that is not UTF-8."""
-    # UTF-16 has a byte order mark, or every other byte of most text is 0.
+    # UTF-16 has a byte order mark, or every other byte is usually 0.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "it looks like UTF-16: set encoding to utf-16"
     if data[:200:2].count(0) > 80 or data[1:200:2].count(0) > 80:

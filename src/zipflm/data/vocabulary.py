@@ -87,18 +87,18 @@ class Vocabulary:
             ) from None
         if lines[-1] == "":
             lines.pop()
-        for number, line in enumerate(lines, start=1):
-            word, count, overwrites = _parse(path, number, line)
+        for line_number, line in enumerate(lines, start=1):
+            word, count, overwrites = _parse(path, line_number, line)
             if word in lines_of and not overwrites:
                 where = f"in line {lines_of[word]}" if lines_of[word] else "a special token"
-                raise ValueError(f"{path}: line {number}: {word!r} is already {where}")
-            if number > 1 and count > counts[-1]:
+                raise ValueError(f"{path}: line {line_number}: {word!r} is already {where}")
+            if line_number > 1 and count > counts[-1]:
                 raise ValueError(
-                    f"{path}: line {number}: count {count} of {word!r} is higher than the previous "
-                    f"count {counts[-1]}; sort by descending count (but do not reorder the "
-                    "vocabulary of a trained model)"
+                    f"{path}: line {line_number}: count {count} of {word!r} is higher than the "
+                    f"previous count {counts[-1]}; sort by descending count (but do not reorder "
+                    "the vocabulary of a trained model)"
                 )
-            lines_of[word] = number
+            lines_of[word] = line_number
             words.append(word)
             counts.append(count)
         if len(words) == len(SPECIALS):
@@ -149,16 +149,16 @@ class Vocabulary:
 
 def _fillers(words: Sequence[str], multiple: int) -> list[str]:
     """Return `madeupword0000` and so on, skipping names that are taken."""
-    taken, fillers, number = set(words), list[str](), 0
+    taken, fillers, index = set(words), list[str](), 0
     while (len(words) + len(fillers)) % multiple:
-        name = f"{FILLER}{number:04d}"
+        name = f"{FILLER}{index:04d}"
         if name not in taken:
             fillers.append(name)
-        number += 1
+        index += 1
     return fillers
 
 
-def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int, bool]:
+def _parse(path: str | PathLike[str], line_number: int, line: str) -> tuple[str, int, bool]:
     # Split at the last plain space, as fairseq does: words may contain other white space.
     word, _, field = line.rstrip().rpartition(" ")
     overwrites = field == _OVERWRITE
@@ -166,6 +166,6 @@ def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int,
         word, _, field = word.rpartition(" ")
     if not word or not (field.isascii() and field.isdigit() and len(field) <= _MAX_DIGITS):
         raise ValueError(
-            f"{path}: line {number}: {line[:60]!r} is not a word, a space and a whole number"
+            f"{path}: line {line_number}: {line[:60]!r} is not a word, a space and a whole number"
         )
     return word, int(field), overwrites

@@ -143,25 +143,27 @@ def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
     return np.concatenate(chunks)
 
 
-def with_context(start: Positions, end: Positions, blocks: Blocks, begin: int = 0) -> Windows:
-    """Return windows with the context from `begin` on that fits into a block."""
+def with_context(start: Positions, end: Positions, blocks: Blocks, earliest: int = 0) -> Windows:
+    """Return windows with the context from `earliest` on that fits into a block."""
     room = np.clip(blocks.block - (end - start), 0, blocks.context)
-    return Windows(np.maximum(start - room, begin), start, end)
+    return Windows(np.maximum(start - room, earliest), start, end)
 
 
 def document_windows(
-    begins: Positions, starts: Positions, ends: Positions, blocks: Blocks
+    document_starts: Positions, starts: Positions, ends: Positions, blocks: Blocks
 ) -> Windows:
     """Return windows over independent documents of a stream, each scored from `starts` on.
 
     Documents longer than a block are cut into parts of `block - context` tokens.
     """
-    fits = ends - begins <= blocks.block
+    fits = ends - document_starts <= blocks.block
     whole, size = fits & (starts < ends), blocks.block - blocks.context
-    parts = [Windows(begins[whole], starts[whole], ends[whole])]
-    for begin, start, end in zip(begins[~fits], starts[~fits], ends[~fits], strict=True):
+    parts = [Windows(document_starts[whole], starts[whole], ends[whole])]
+    long = (document_starts[~fits], starts[~fits], ends[~fits])
+    for document_start, start, end in zip(*long, strict=True):
         first = np.arange(start, end, size)
-        parts.append(with_context(first, np.minimum(first + size, end), blocks, begin))
+        last = np.minimum(first + size, end)
+        parts.append(with_context(first, last, blocks, document_start))
     return Windows(
         np.concatenate([part.first for part in parts]),
         np.concatenate([part.start for part in parts]),

@@ -340,15 +340,15 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         mask_BT: Tensor | None,
         num_items: Tensor | int | None,
     ) -> Tensor:
-        given = labels_BT if shifted_BT is None else shifted_BT
-        assert given is not None
-        if given.shape != hidden_BTD.shape[:2]:
+        labels = labels_BT if shifted_BT is None else shifted_BT
+        assert labels is not None
+        if labels.shape != hidden_BTD.shape[:2]:
             name = "labels" if shifted_BT is None else "shift_labels"
             raise ValueError(
-                f"{name}.shape={tuple(given.shape)}: expected one per id, "
+                f"{name}.shape={tuple(labels.shape)}: expected one per id, "
                 f"{tuple(hidden_BTD.shape[:2])}"
             )
-        targets = given.to(hidden_BTD.device)
+        targets = labels.to(hidden_BTD.device)
         scored = targets != _IGNORED
         if mask_BT is not None:
             scored = scored & mask_BT
@@ -414,13 +414,13 @@ def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) ->
         assert vectors is not None
         if vectors.dim() != 3 or vectors.shape[2] != width:
             raise ValueError(
-                f"inputs_embeds.shape={tuple(vectors.shape)}: expected [rows, words, {width}], the "
-                "output of get_input_embeddings()"
+                f"inputs_embeds.shape={tuple(vectors.shape)}: expected [rows, tokens, {width}], "
+                "the output of get_input_embeddings()"
             )
         return vectors
     if words.dim() != 2 or words.shape[1] == 0:
         raise ValueError(
-            f"input_ids.shape={tuple(words.shape)}: expected [rows, words] with at least one word "
-            "(</s>, which starts a text)"
+            f"input_ids.shape={tuple(words.shape)}: expected [rows, tokens] with at least one "
+            "token (</s>, which starts a text)"
         )
     return words
