@@ -12,7 +12,7 @@ from zipflm.messages import read_file, require_file
 def test_a_file_is_read_also_through_a_link(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    assert read_file(tmp_path / "file") == read_file(tmp_path / "link", most=3) == b"abc"
+    assert read_file(tmp_path / "file") == read_file(tmp_path / "link", max_bytes=3) == b"abc"
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "broken link", "link loop", "device"])
@@ -32,4 +32,4 @@ def test_a_file_larger_than_it_can_be_is_not_read(tmp_path):
     with (tmp_path / "file").open("wb") as file:
         os.truncate(file.fileno(), 2**40)
     with limited_memory(), pytest.raises(ValueError, match="file: larger than 99 bytes"):
-        read_file(tmp_path / "file", most=99)
+        read_file(tmp_path / "file", max_bytes=99)

@@ -294,7 +294,7 @@ def test_new_folder_at_free_paths(tmp_path, kind):
 def test_refuses_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for out in (".", tmp_path, tmp_path / ".." / tmp_path.name):
-        with pytest.raises(FileExistsError, match="is the current folder; choose a new one"):
+        with pytest.raises(FileExistsError, match="is the current folder; choose another"):
             refuse_existing(out)
 
 
@@ -323,7 +323,7 @@ def test_full_disk_error_has_path_and_remedy(tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     assert str(error.value) == (
         f"{tmp_path}/new/out: File too large while writing it; nothing was kept; free some space "
-        "or choose another --out"
+        "or choose another folder"
     )
     assert error.value.errno == errno.EFBIG and os.listdir(tmp_path) == []
 

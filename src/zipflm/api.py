@@ -66,7 +66,7 @@ def prepare(
     `if __name__ == "__main__":`. `report` is called with the current task, the number of bytes
     just read, and the total if known.
     """
-    from zipflm.data.prepare import Options, prepare_by_name
+    from zipflm.data.prepare import Options, prepare_corpus
     from zipflm.data.prepare import prepare as make
     from zipflm.data.scan import default_processes
 
@@ -102,7 +102,7 @@ def prepare(
         return make(out, splits, options, **how)
     if any(splits.values()):
         raise ValueError(f"corpus={corpus}: cannot be combined with other texts; leave them out")
-    return prepare_by_name(out, corpus, options, cache=cache, **how)
+    return prepare_corpus(out, corpus, options, cache=cache, **how)
 
 
 def splitting_of(

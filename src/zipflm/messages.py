@@ -1,6 +1,6 @@
-"""Helpers for messages: short printable forms of any value, and readable OS errors.
+"""Helpers for messages: short printable forms of values, and readable OS errors.
 
-Files and command lines can contain text of any length, and terminal control characters.
+Files and command lines can contain very long text and terminal control characters.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
 
 
-_MAX_LINE = 2_000
-_KEPT_END = 400
+_MAX_LINE_CHARS = 2_000
+_KEPT_END_CHARS = 400
 """The remedy is at the end of a message, so the middle is cut."""
 
 
@@ -53,12 +53,12 @@ def one_line(text: str) -> str:
     >>> one_line("a\x1b[2Jb\nc"), len(one_line("x" * 9_999))
     ('a\\x1b[2Jb\\nc', 2000)
     """
-    if len(text) > _MAX_LINE:  # escaping never shortens, so the rest cannot be shown anyway
-        text = text[:_MAX_LINE] + text[-_MAX_LINE:]
+    if len(text) > _MAX_LINE_CHARS:  # escaping never shortens, so the rest cannot be shown anyway
+        text = text[:_MAX_LINE_CHARS] + text[-_MAX_LINE_CHARS:]
     escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    if len(escaped) <= _MAX_LINE:
+    if len(escaped) <= _MAX_LINE_CHARS:
         return escaped
-    return f"{escaped[: _MAX_LINE - _KEPT_END - 5]} ... {escaped[-_KEPT_END:]}"
+    return f"{escaped[: _MAX_LINE_CHARS - _KEPT_END_CHARS - 5]} ... {escaped[-_KEPT_END_CHARS:]}"
 
 
 def lines(text: str) -> str:
@@ -71,16 +71,16 @@ def lines(text: str) -> str:
 
 
 def require_file(path: str | PathLike[str]) -> None:
-    """Raise ValueError if `path` is a folder, pipe, device or broken link; it may be missing."""
+    """Raise ValueError if `path` is a folder, pipe, device or broken link. It may be missing."""
     if os.path.lexists(path) and not os.path.isfile(path):
         raise ValueError(f"{os.fspath(path)}: not a file; restore or remove it")
 
 
-def read_file(path: Path, most: int | None = None) -> bytes:
-    """Read a file. Raises ValueError if it is not a file or larger than `most` bytes."""
+def read_file(path: Path, max_bytes: int | None = None) -> bytes:
+    """Read a file. Raises ValueError if it is not a file or larger than `max_bytes`."""
     require_file(path)
-    if most is not None and path.stat().st_size > most:
-        raise ValueError(f"{path}: larger than {most} bytes; it is not a file of this kind")
+    if max_bytes is not None and path.stat().st_size > max_bytes:
+        raise ValueError(f"{path}: larger than {max_bytes} bytes; not the expected kind of file")
     return path.read_bytes()
 
 
@@ -94,7 +94,7 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "the file name is too long; use a shorter one",
     errno.ENOENT: "no such file or folder; check the path",
     errno.ENOTDIR: "part of this path is a file, not a folder; check the path",
-    errno.EISDIR: "is a folder, not a file; give a file",
+    errno.EISDIR: "is a folder, not a file; use a file",
     errno.EEXIST: "already exists; choose another name or remove it first",
     errno.ELOOP: "symbolic link loop; fix the link or use the real path",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
@@ -103,12 +103,12 @@ _REMEDIES = {
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return `path: problem; remedy` for an error of the system, or our own message unchanged."""
+    """Return `path: problem; remedy` for a system error. Other messages are unchanged."""
     if error.errno is None or error.strerror is None:
         return str(error)
     # A failed rename has two names; the second is the one the user chose.
     name = error.filename2 if error.filename2 is not None else error.filename
-    place = "" if name is None else f"{name}: "
+    prefix = "" if name is None else f"{name}: "
     if error.errno not in _REMEDIES:
-        return f"{place}{error.strerror}" if place else str(error)
-    return f"{place}{_REMEDIES[error.errno]} ({error.strerror})"
+        return f"{prefix}{error.strerror}" if prefix else str(error)
+    return f"{prefix}{_REMEDIES[error.errno]} ({error.strerror})"

@@ -39,10 +39,10 @@ def file_hash(path: str | PathLike[str]) -> str:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on a clean exit it is renamed to `path`.
+    """Yield a temporary path in the same folder. On a clean exit it is renamed to `path`.
 
-    The temporary name is fixed, so the next process overwrites leftovers of a killed one. It keeps
-    the suffix of `path`, because some libraries choose the format by it.
+    The temporary name is fixed, so the next process overwrites leftovers of a killed process. It
+    keeps the suffix of `path`, because some libraries use it to choose the format.
     """
     unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
     try:
@@ -67,7 +67,7 @@ class DiskFull(OSError):
 
 @contextmanager
 def report_full_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Turn errors of a full disk into DiskFull for `path`. Of nested calls the outermost wins."""
+    """Convert full-disk errors to DiskFull for `path`. In nested calls, the outermost applies."""
     try:
         yield
     except OSError as error:
@@ -80,15 +80,16 @@ def report_full_disk(path: Path, remedy: str) -> Iterator[None]:
 
 
 def umask() -> int:
-    """Return the umask of this process. It can only be read by setting it."""
+    """Return the umask of this process."""
+    # It can only be read by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def _apply_umask(path: Path, mask: int) -> None:
-    # safetensors creates files that only their owner can read.
-    with suppress(OSError):  # a file system without modes
+    # safetensors creates files that only the owner can read.
+    with suppress(OSError):  # the file system has no permissions
         path.chmod(0o666 & ~mask)
 
 
@@ -106,7 +107,7 @@ def _flush_rename(folder: Path) -> None:
         _flush(folder)
 
 
-# Errors of file systems without locks: NFS without a lock daemon, Lustre without `-o flock`.
+# Errors on file systems without locks: NFS without a lock daemon, Lustre without `-o flock`.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -115,48 +116,47 @@ class InUse(ValueError):
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[bool]:
+def locked(path: Path, name: str) -> Iterator[bool]:
     """Hold the lock file `path`. Raises InUse, naming the holder, if another process has it.
 
-    `what` is the locked folder, as the user wrote it. Missing parent folders are created, and
-    removed at the end if they are empty. File systems without locks cause a warning and yield
-    False.
+    `name` is the locked folder, for messages. Missing parent folders are created, and removed at
+    the end if they are empty. Yields True, or False with a warning on file systems without locks.
     """
-    made = [parent for parent in path.parents if not parent.exists()]
+    created = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{what}: is a file or inside one; choose a folder for --out") from None
+        raise ValueError(f"{name}: is a file or inside one; choose a folder") from None
     lock, pid = FileLock(path, blocking=False, fallback_to_soft=False), os.getpid()
     try:
-        is_locked = _acquire(lock, path, what)
+        is_locked = _acquire(lock, path, name)
         try:
             with suppress(OSError):  # the disk is full
                 since = datetime.now().astimezone().isoformat(" ", "seconds")
-                name = f"process {pid} on {platform.node()}, since {since}"
-                path.write_text(name, encoding="utf-8")
+                holder = f"process {pid} on {platform.node()}, since {since}"
+                path.write_text(holder, encoding="utf-8")
             yield is_locked
         finally:
             if os.getpid() == pid:  # not in a forked child
                 path.unlink(missing_ok=True)  # before another process can take it
                 lock.release()
     finally:
-        for folder in made:
+        for folder in created:
             with suppress(OSError):  # not empty
                 folder.rmdir()
 
 
-def _acquire(lock: FileLock, path: Path, what: str) -> bool:
+def _acquire(lock: FileLock, path: Path, name: str) -> bool:
     try:
         lock.acquire()
     except Timeout:
         raise InUse(
-            f"{what}: in use by {_holder(path)}; wait until it finishes, or choose another folder"
+            f"{name}: in use by {_holder(path)}; wait until it finishes, or choose another folder"
         ) from None
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ValueError(
-                f"{what}: not writable ({error.strerror}); choose another folder"
+                f"{name}: not writable ({error.strerror}); choose another folder"
             ) from None
         if error.errno not in _NO_LOCKS:
             raise
@@ -173,7 +173,7 @@ def _acquire(lock: FileLock, path: Path, what: str) -> bool:
 def _holder(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8") or "another process"
-    except (OSError, ValueError):  # it has just taken or released the lock
+    except (OSError, ValueError):  # the holder has just taken or released the lock
         return "another process"
 
 
@@ -182,11 +182,11 @@ LOCK = ".lock"
 
 
 def refuse_existing(out: str | PathLike[str]) -> None:
-    """Raise FileExistsError unless `out` is free or an empty folder."""
+    """Raise FileExistsError if `out` exists and is not an empty folder."""
     out = Path(out)
     clear_abandoned(out)
     if out.exists() and out.samefile(os.curdir):
-        raise FileExistsError(f"{out}: is the current folder; choose a new one")
+        raise FileExistsError(f"{out}: is the current folder; choose another folder")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise FileExistsError(f"{out}: already exists; choose another folder or remove it first")
 
@@ -201,9 +201,9 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
     refuse_existing(out)
     final = Path(os.path.realpath(out))  # a folder cannot be renamed to a symbolic link
     lock = _sibling_lock(final)
-    remedy = "nothing was kept; free some space or choose another --out"
+    remedy = "nothing was kept; free some space or choose another folder"
     with report_full_disk(out, remedy), locked(lock, str(out)) as is_locked:
-        refuse_existing(out)  # another process may have created it before we had the lock
+        refuse_existing(out)  # another process may have created it before we got the lock
         if is_locked:
             _remove_abandoned(final)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}{_UNFINISHED}", dir=final.parent))
@@ -231,8 +231,8 @@ def finish_folder(unfinished: Path, final: Path) -> None:
 def clear_abandoned(out: str | PathLike[str]) -> None:
     """Remove files that a killed process left next to the folder `out`.
 
-    Readers call this too: a process killed right after the rename leaves its lock file, and a
-    finished folder is never written again.
+    Readers also call this, because a finished folder is never written again: without it, the lock
+    file of a process killed right after the rename would remain.
     """
     final = Path(os.path.realpath(out))
     lock = _sibling_lock(final)
@@ -246,11 +246,11 @@ def clear_abandoned(out: str | PathLike[str]) -> None:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[bool]:
-    """Lock `folder` for writing and remove leftovers of killed processes; see `locked`."""
-    place = Path(os.path.realpath(folder))
-    with locked(place / LOCK, str(folder)) as is_locked:
+    """Lock `folder` for writing and remove leftovers of killed processes. See `locked`."""
+    real = Path(os.path.realpath(folder))
+    with locked(real / LOCK, str(folder)) as is_locked:
         if is_locked:
-            for path in place.glob(f"{_UNFINISHED}*"):
+            for path in real.glob(f"{_UNFINISHED}*"):
                 path.unlink(missing_ok=True)
         yield is_locked
 
@@ -273,10 +273,10 @@ _RECENT_SECONDS = 2.0
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Write the checksums of all files in a folder. `known` has those already computed."""
+    """Write the checksums of all files in a folder. `known` are those already computed."""
     known = known or {}
-    others = (CHECKSUMS, _VERIFIED)
-    names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in others)
+    excluded = (CHECKSUMS, _VERIFIED)
+    names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in excluded)
     sums = {name: known.get(name) or file_hash(folder / name) for name in names}
     atomic_write_text(folder / CHECKSUMS, json.dumps(sums, indent=1) + "\n")
 
@@ -303,19 +303,19 @@ def require_unchanged(folder: Path, name: str, sums: Mapping[str, str]) -> None:
 
 
 class Verified:
-    """Remembers, across processes, which files of a folder match their checksums."""
+    """Records, across processes, which files of a folder match their checksums."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / _VERIFIED
 
     def require_unchanged(self, name: str, sums: Mapping[str, str]) -> None:
-        """Like the function, but does not read a file again that has not changed since."""
+        """Like the function `require_unchanged`, but skip files that have not changed since."""
         path, known, started = self._folder / name, self._read(), time.time()
         before = _fingerprint(path, sums[name])
         if before is not None and known.get(name) == before:
             return
         require_unchanged(self._folder, name, sums)
-        # The file may have changed in a part that had already been read.
+        # The file may have changed while it was read.
         is_stable = before is not None and before == _fingerprint(path, sums[name])
         if not is_stable or started - path.stat().st_ctime < _RECENT_SECONDS:
             return

@@ -32,7 +32,7 @@ def test_learning_is_deterministic():
 
 
 def test_learning_needs_a_repeated_pair():
-    with pytest.raises(ValueError, match="--bpe 5: no pair of letters occurs twice"):
+    with pytest.raises(ValueError, match="bpe=5: no pair of characters occurs twice"):
         Codes.learn({"abc": 1, "def": 1, "<unk>": 9}, 5)
     assert len(Codes.learn({"ab": 2, "cd": 1}, 5).merges) == 1
 
@@ -89,7 +89,7 @@ def test_long_words_take_linear_time(kind):
 @given(st.lists(WORDS, max_size=4), st.integers(1, 30), st.sampled_from([2, 5, 9, 1000]))
 def test_pieces_join_to_the_word(words, merges, longest):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(bpe, "_LONGEST_STRETCH", longest)  # most words have several
+        patched.setattr(bpe, "_MAX_SEGMENT_CHARS", longest)  # most words have several
         codes = Codes.learn(dict.fromkeys(words, 3) | COUNTS | {"@@": 9, "x@@": 9}, merges)
         split = codes.split(words)
     for word, pieces in zip(words, split, strict=True):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zipflm.config import Splitting
 from zipflm.data import corpora
 from zipflm.data.corpora import CORPORA, corpus_texts, fetch, sentences
-from zipflm.data.prepare import Options, prepare_by_name
+from zipflm.data.prepare import Options, prepare_corpus
 
 
 def zipped(files):
@@ -61,7 +61,7 @@ def test_reads_given_files_before_downloading(tmp_path, monkeypatch, option):
     monkeypatch.setattr(corpora, "fetch", lambda *arguments: pytest.fail("downloaded"))
     (tmp_path / "x").write_text("a 1\nb 2\n")
     with pytest.raises(ValueError, match="x: .*line"):
-        prepare_by_name(tmp_path / "d", "wikitext-2", Options(**{option: tmp_path / "x"}))
+        prepare_corpus(tmp_path / "d", "wikitext-2", Options(**{option: tmp_path / "x"}))
 
 
 def test_full_temporary_disk_error_names_the_folder(tmp_path, monkeypatch):
@@ -71,13 +71,13 @@ def test_full_temporary_disk_error_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "addresses", lambda: ["Fellow citizens."] * 20)
     monkeypatch.setattr("pathlib.Path.write_text", write_text)
     with pytest.raises(OSError, match=r"zipflm-\w+: No space left on device .* TMPDIR"):
-        prepare_by_name(tmp_path / "d", "state-of-the-union")
+        prepare_corpus(tmp_path / "d", "state-of-the-union")
     assert not list(tmp_path.iterdir())
 
 
 def test_prepares_archive_from_the_cache(offline, tmp_path):
     cache = offline("wikitext-2", zipped(WIKITEXT), {"train": 10, "valid": 10, "test": 10})
-    folder = prepare_by_name(tmp_path / "d", "wikitext-2", Options(min_count=1), cache=cache)
+    folder = prepare_corpus(tmp_path / "d", "wikitext-2", Options(min_count=1), cache=cache)
     assert folder.splits == ("train", "valid", "test")
     assert len(folder.tokens("test")) == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d", CORPORA["wikitext-2"].archive]
@@ -86,7 +86,7 @@ def test_prepares_archive_from_the_cache(offline, tmp_path):
 def test_rejects_corpus_of_unexpected_size(offline, tmp_path):
     cache = offline("wikitext-2", zipped(WIKITEXT), {"train": 8})
     with pytest.raises(ValueError, match="train split has 10 tokens instead of 8"):
-        prepare_by_name(tmp_path / "d", "wikitext-2", cache=cache)
+        prepare_corpus(tmp_path / "d", "wikitext-2", cache=cache)
     assert not (tmp_path / "d").exists()
 
 
@@ -115,11 +115,11 @@ def test_reads_billion_word_shards_in_order(offline):
 def test_rejects_damaged_archive(offline, tmp_path, data):
     cache = offline("wikitext-2", data, {})
     with pytest.raises(ValueError, match="wikitext-2-v1.zip: (damaged|contains no file)"):
-        prepare_by_name(tmp_path / "d", "wikitext-2", cache=cache)
+        prepare_corpus(tmp_path / "d", "wikitext-2", cache=cache)
 
 
 def test_bundled_corpus_has_fixed_sizes(tmp_path):
-    folder = prepare_by_name(tmp_path / "d", "state-of-the-union")
+    folder = prepare_corpus(tmp_path / "d", "state-of-the-union")
     sizes = {split: facts.tokens for split, facts in folder.facts.splits.items()}
     assert sizes == {"train": 1_825_274, "valid": 100_985, "test": 96_571}
     assert len(folder.vocabulary) == 15_984
@@ -129,7 +129,7 @@ def test_published_sizes_ignore_the_splitting_rule(offline):
     texts = {name: b" \n = Title = \n don't , " + b"\n" for name in WIKITEXT}
     cache = offline("wikitext-2", zipped(texts), {"train": 8, "valid": 8, "test": 8})
     options = Options(splitting=Splitting("wikitext"), min_count=1)
-    folder = prepare_by_name(cache / "d", "wikitext-2", options, cache=cache)
+    folder = prepare_corpus(cache / "d", "wikitext-2", options, cache=cache)
     assert folder.split("train").tokens == 9
 
 

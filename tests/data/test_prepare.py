@@ -131,14 +131,14 @@ def test_never_overwrites_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bpe": 10, "bpe_codes": "x"}, "use only one"),
-        ({"vocabulary": "x", "min_count": 2}, "--vocabulary: cannot be combined"),
-        ({"min_count": 0}, "--min-count 0"),
-        ({"max_size": 4}, "--max-size 4"),
-        ({"bpe": 0}, "--bpe 0"),
-        ({"errors": "ignore"}, "--errors ignore"),
-        ({"names": "names.txt"}, "--names: needs --ids"),
-        ({"ids": True, "bpe": 10}, "--ids: cannot be combined"),
+        ({"bpe": 10, "bpe_codes": "x"}, "bpe=10: cannot be combined with bpe_codes"),
+        ({"vocabulary": "x", "min_count": 2}, "vocabulary: cannot be combined"),
+        ({"min_count": 0}, "min_count=0"),
+        ({"max_size": 4}, "max_size=4"),
+        ({"bpe": 0}, "bpe=0"),
+        ({"errors": "ignore"}, "errors=ignore"),
+        ({"names": "names.txt"}, "names=names.txt: needs ids"),
+        ({"ids": True, "bpe": 10}, "ids: cannot be combined"),
     ],
 )
 def test_rejects_invalid_options(arguments, message):
@@ -153,7 +153,7 @@ def test_rejects_invalid_splits(tmp_path):
         prepare(tmp_path / "d", {"valid": TEXTS["valid"]})
     with pytest.raises(ValueError, match="no text"):
         prepare(tmp_path / "d", {}, Options(vocabulary=GOLDEN / "dict.txt"))
-    with pytest.raises(ValueError, match="no word occurs 99999 times"):
+    with pytest.raises(ValueError, match="no word occurs at least 99999 times"):
         prepare(tmp_path / "d", TEXTS, Options(min_count=99999))
 
 

@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import random
@@ -86,9 +87,9 @@ def test_rejects_file_in_two_splits(tmp_path):
         *("--out", tmp_path / "d"),
     )
     assert done.returncode == 2
-    assert "link.txt: given for train and test" in done.stderr
+    assert "link.txt: used for both train and test" in done.stderr
     done = zipflm("prepare", "-", "--valid", "-", "--out", tmp_path / "d", input="a a a\n")
-    assert done.returncode == 2 and "-: given for train and valid" in done.stderr
+    assert done.returncode == 2 and "-: used for both train and valid" in done.stderr
 
 
 def test_reads_standard_input(tmp_path):
@@ -109,6 +110,7 @@ def bad_lines():
         "duplicate": b"b 2\nb 2\n",
         "codes": b"a b c\n",
         "array.npy": b"\x93NUMPY",
+        "compressed": gzip.compress(b"a b c\n"),
     }
 
 
@@ -118,7 +120,8 @@ def bad_lines():
         (["{empty}"], "empty: empty"),
         (["{blank}"], "blank: no words in the train split"),
         (["{nul}"], "nul: a NUL byte at byte 1"),
-        (["{latin}"], "latin: not UTF-8 at byte 3; .*--errors replace"),
+        (["{latin}"], "latin: not UTF-8 at byte 3; .*set errors to replace"),
+        (["{compressed}"], "compressed: looks compressed; decompress it first with zcat"),
         (["{long}"], "long: a line at or after byte 0 is longer"),
         (["no-such-file"], "no-such-file: no such file"),
         (["{train}", "--vocabulary", "{vocabulary}"], "vocabulary: line 2: count 2"),
@@ -133,7 +136,7 @@ def bad_lines():
         (["nonsense://x"], "nonsense://x: .*use a file, or a URL such as s3://"),
         (["{train}", "--corpus", "wikitext-2"], "cannot be combined with other texts"),
         (["{train}", "--ids", "x.npy"], "train.txt: cannot be combined with ids"),
-        (["{array.npy}"], "array.npy: an array, not text; .* --ids"),
+        (["{array.npy}"], "array.npy: is an array, not text; pass it as ids"),
         (["--corpus", "wikitext-4"], "choose from state-of-the-union"),
         ([], "no training text"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.config import Splitting
-from zipflm.data.scan import Scan, clean, in_processes, scan
+from zipflm.data.scan import Scan, clean, map_in_processes, scan
 from zipflm.data.splitting import Splitter
 from zipflm.data.text import Chunk
 
@@ -32,7 +32,7 @@ def plain_words(content):
 
 def scanned(names, spool, processes=1, **options):
     result = Scan(spool)
-    scan(map(str, names), result, partial(in_processes, processes=processes), **options)
+    scan(map(str, names), result, partial(map_in_processes, processes=processes), **options)
     return result
 
 
@@ -76,7 +76,7 @@ def test_result_is_independent_of_chunks_and_processes(tmp_path):
 def test_invalid_text_error_names_file_and_byte(tmp_path, processes):
     path = tmp_path / "x.txt"
     path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
-    with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*--errors replace"):
+    with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*set errors to replace"):
         scanned([path], tmp_path / "spool", processes, chunk_bytes=50)
 
 
@@ -86,7 +86,7 @@ def die(chunk):
 
 def test_killed_worker_raises_error():
     with pytest.raises(ChildProcessError, match="a worker process was killed"):
-        list(in_processes(die, iter([chunk(b"a\n")] * 2), processes=2))
+        list(map_in_processes(die, iter([chunk(b"a\n")] * 2), processes=2))
 
 
 def test_invalid_text_error_names_byte_of_stream(tmp_path):

@@ -112,7 +112,7 @@ def test_detects_truncation_while_reading(tmp_path):
     path.write_bytes(LINES)
     found = list(chunks(str(path), 1000))
     path.write_bytes(LINES[:1500])
-    with pytest.raises(ValueError, match="was truncated"):
+    with pytest.raises(ValueError, match="truncated while being read"):
         found[1].read()
 
 
@@ -152,17 +152,17 @@ def test_invalid_bytes_in_other_encodings(tmp_path, data):
 
 @pytest.mark.parametrize("encoding", ["klingon", "base64", "rot13", "", "a\0b"])
 def test_rejects_unknown_encodings(encoding):
-    with pytest.raises(ValueError, match="--encoding .*: unknown; try latin-1"):
+    with pytest.raises(ValueError, match="encoding=.*: unknown; try latin-1"):
         check_encoding(encoding)
 
 
 @pytest.mark.parametrize(
     ("data", "hint"),
     [
-        (WORDS.encode("utf-16"), "--encoding utf-16$"),
-        (100 * WORDS.encode("utf-16-le"), "--encoding utf-16-le$"),
-        (100 * WORDS.encode("utf-16-be"), "--encoding utf-16-be$"),
-        (WORDS.encode("latin-1"), r"set --encoding \(latin-1, "),
+        (WORDS.encode("utf-16"), "set encoding to utf-16$"),
+        (100 * WORDS.encode("utf-16-le"), "set encoding to utf-16-le$"),
+        (100 * WORDS.encode("utf-16-be"), "set encoding to utf-16-be$"),
+        (WORDS.encode("latin-1"), r"set encoding \(latin-1, "),
     ],
 )
 def test_encoding_hint(data, hint):
@@ -238,7 +238,7 @@ def test_missing_url_library_is_named(tmp_path, monkeypatch):
 def test_rejects_path_and_url_of_the_same_text(tmp_path):
     (tmp_path / "x.txt").write_text("a b\n")
     splits = {"train": [tmp_path / "x.txt"], "test": [f"file://{tmp_path}/x.txt"]}
-    with pytest.raises(ValueError, match="given for train and test"):
+    with pytest.raises(ValueError, match="used for both train and test"):
         prepare(tmp_path / "d", splits, Options(min_count=1))
 
 

@@ -89,7 +89,7 @@ def batches(tokens, mode="none"):
 
 @pytest.mark.parametrize("wrong", range(8))
 def test_detects_wrong_offsets(tmp_path, monkeypatch, wrong):
-    monkeypatch.setattr(module, "_COMPARED", 2)  # also across pieces
+    monkeypatch.setattr(module, "_OFFSETS_PER_CHUNK", 2)  # also across pieces
     path = write(tmp_path / "x.tokens", [([7, 2] * 7, [2, 4, 6, 8, 10, 12, 14])])
     assert TokenFile(path).offsets.tolist() == list(range(0, 15, 2))
     data = bytearray(path.read_bytes())

@@ -16,7 +16,7 @@ from zipflm.data.windows import cut, group, rows
 def test_packing_is_independent_of_piece_size(lengths, size, at_once):
     whole = cut(stream(lengths), "complete", size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows_module, "_AT_ONCE", at_once)
+        patch.setattr(windows_module, "_PER_STEP", at_once)
         assert cut(stream(lengths), "complete", size).tolist() == whole.tolist()
 
 
@@ -54,7 +54,7 @@ def cuts(draw):
 def test_rows_cover_every_token_once(cut_, sorts, at_once):
     tokens, blocks = cut_
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows_module, "_AT_ONCE", at_once)
+        patch.setattr(windows_module, "_PER_STEP", at_once)
         found = rows(tokens, blocks, sorts=sorts)
     windows = all_rows(found)
     spans = zip(windows.start.tolist(), windows.end.tolist(), strict=True)

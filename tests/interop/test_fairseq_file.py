@@ -104,9 +104,9 @@ def save_archive(path, proof):
         (save_hidden_methods, "it has neither args nor cfg"),
         (save_cut_archive, "truncated"),
         (save_cut_stream, "truncated"),
-        (save_changed_bit, "wrong checksum of member 'archive/data/"),
+        (save_changed_bit, "wrong checksum for member 'archive/data/"),
         (save_nothing, "not a checkpoint"),
-        (save_archive, "an archive without data.pkl"),
+        (save_archive, "the archive has no data.pkl"),
     ],
 )
 def test_rejects_hostile_damaged_and_other_files(save, message, tmp_path, monkeypatch, capsys):

@@ -95,7 +95,7 @@ def test_half_precision_weights_become_float32(tmp_path):
         ),
         (
             lambda s: s.pop("decoder.adaptive_softmax.version"),
-            "missing: decoder.adaptive_softmax.version; .* of an older kind",
+            "missing: decoder.adaptive_softmax.version; .* old adaptive softmax format",
         ),
         (
             lambda s: s.update({"decoder.layers.0.fc1.bias": torch.ones(24, dtype=torch.int8)}),
@@ -103,15 +103,15 @@ def test_half_precision_weights_become_float32(tmp_path):
         ),
         (
             lambda s: s["decoder.adaptive_softmax.tail.1.2.weight"].add_(1),
-            "output.embeddings.2 and input.embeddings.2 are tied",
+            "output.embeddings.2 and input.embeddings.2 should be equal",
         ),
         (
             lambda s: s["decoder.adaptive_softmax.tail.0.0.weight"].add_(1),
-            "output.tail_projections.0 and input.projections.1 are tied",
+            "output.tail_projections.0 and input.projections.1 should be equal",
         ),
         (
             lambda s: s["decoder.output_projection.weight"].add_(1),
-            "output.table and input.table are tied",
+            "output.table and input.table should be equal",
         ),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
@@ -155,7 +155,9 @@ def test_rejects_dictionary_of_another_size(kind, lines, tmp_path):
     entries = DICT.read_text().splitlines()
     entries = entries[:lines] if lines < 0 else entries + [f"filler{i} 0" for i in range(lines)]
     (tmp_path / "dict.txt").write_text("\n".join(entries) + "\n")
-    with pytest.raises(ValueError, match=rf"{SIZE} words, but .*dict.txt has {SIZE + lines}"):
+    with pytest.raises(
+        ValueError, match=rf"vocabulary of {SIZE}, but .*dict.txt has {SIZE + lines}"
+    ):
         read_model(path, tmp_path / "dict.txt")
 
 

@@ -1,4 +1,4 @@
-"""Batches as a pure function of corpus, settings, seed, rank and epoch."""
+"""Batches, determined only by the corpus, settings, seed, rank and epoch."""
 
 from __future__ import annotations
 
@@ -22,37 +22,41 @@ from zipflm.model.inputs import UniqueTokens
 Numbers = NDArray[np.uint64]
 
 _ROUNDS = 6
-_FEWEST_BITS = 3
+_MIN_BITS = 3
 """With fewer, some orders of three or four numbers would hardly ever occur."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Permutation:
-    """A random order of the numbers below any size up to 2**53, computed rather than stored.
+    """A random permutation of `range(size)`, for sizes up to 2**53, computed on demand.
 
     Multiplying by an odd number, adding, and folding high bits onto low ones are invertible below a
-    power of two; results outside the range go through again (Kensler, Correlated Multi-Jittered
+    power of two; results outside the range are permuted again (Kensler, Correlated Multi-Jittered
     Sampling, 2013).
     """
 
     def __init__(self, *key: int) -> None:
         random = np.random.default_rng(key)
-        most = np.iinfo(np.uint64).max
-        self._odd = random.integers(most, size=_ROUNDS, dtype=np.uint64, endpoint=True) | 1
-        self._added = random.integers(most, size=_ROUNDS, dtype=np.uint64, endpoint=True)
+        largest = np.iinfo(np.uint64).max
+        self._odd = random.integers(largest, size=_ROUNDS, dtype=np.uint64, endpoint=True) | 1
+        self._added = random.integers(largest, size=_ROUNDS, dtype=np.uint64, endpoint=True)
 
     def __call__(
-        self, places: NDArray[np.int64], sizes: NDArray[np.int64] | int, labels: NDArray[np.int64]
+        self,
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64] | int,
+        labels: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Return the number at each place, below its entry in `sizes`, in the order of its label.
+        """Return the number at each position of a permutation of `range(size)`.
 
-        With fewer than 16 numbers some orders are slightly more likely than others.
+        Each position has its own size and label; labels select different permutations. For sizes
+        below 16, some permutations are slightly more likely than others.
         """
-        limits = np.broadcast_to(sizes, places.shape).astype(np.uint64)
-        bits = np.maximum(_bit_lengths(limits - 1), _FEWEST_BITS)
+        limits = np.broadcast_to(sizes, positions.shape).astype(np.uint64)
+        bits = np.maximum(_bit_lengths(limits - 1), _MIN_BITS)
         masks, folds = (np.uint64(1) << bits) - 1, (bits + 1) >> np.uint64(1)
-        numbers, mixed = places.astype(np.uint64), _mixed(labels)
-        outside = np.arange(len(places))
+        numbers, mixed = positions.astype(np.uint64), _hash(labels)
+        outside = np.arange(len(positions))
         while len(outside):
             numbers[outside] = self._permute(
                 numbers[outside], mixed[outside], masks[outside], folds[outside]
@@ -74,7 +78,7 @@ def _bit_lengths(numbers: Numbers) -> Numbers:
     return np.frexp(numbers.astype(np.float64))[1].astype(np.uint64)
 
 
-def _mixed(labels: NDArray[np.int64]) -> Numbers:
+def _hash(labels: NDArray[np.int64]) -> Numbers:
     """Hash labels so that every bit of the result depends on every bit of the label."""
     mixed = (labels.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     for _ in range(2):
@@ -82,13 +86,13 @@ def _mixed(labels: NDArray[np.int64]) -> Numbers:
     return mixed ^ (mixed >> np.uint64(32))
 
 
-_MOST_AT_ONCE, _ROWS_AT_ONCE = 64, 1 << 14
-"""Maximum batches and rows to locate in one step; NumPy is slow on single batches."""
+_MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP = 64, 1 << 14
+"""Maximum number of batches and rows to locate per step: NumPy is slow on single batches."""
 
 _UNIQUE_SIZES = 16
-"""Number of sizes for unique tokens. A compiled model has a version for each size."""
+"""Number of possible sizes of `unique`. A model is compiled once for each size."""
 _UNIQUE_MARGIN = 1.125
-"""Extra room, so that a later batch rarely needs a larger size."""
+"""Extra space, so that a later batch rarely needs a larger size."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +105,16 @@ class Batch:
     scored: Tensor
     """False on padding and on context."""
     unique: UniqueTokens | None = None
-    """The inputs with each word once, for input layers that are expensive per word."""
+    """The inputs with each token once, for input layers that are expensive per token."""
 
     @property
     def inputs(self) -> Tensor | UniqueTokens:
-        """Input for the model."""
+        """Inputs of the model: `unique` if it is set, else `words`."""
         return self.words if self.unique is None else self.unique
 
-    def with_unique_tokens(self, least: int = 0) -> Batch:
-        """Return a batch with `unique` filled in, padded to at least `least` words."""
-        return replace(self, unique=unique_tokens(self.words, least))
+    def with_unique_tokens(self, min_size: int = 0) -> Batch:
+        """Return a batch with `unique` filled in, padded to at least `min_size` tokens."""
+        return replace(self, unique=unique_tokens(self.words, min_size))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -123,43 +127,43 @@ class Batch:
         """All tensors of the batch."""
         return self.words, self.targets, self.scored, *(self.unique or ())
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function to all tensors."""
-        unique = None if self.unique is None else UniqueTokens(*map(change, self.unique))
-        return Batch(change(self.words), change(self.targets), change(self.scored), unique)
+        unique = None if self.unique is None else UniqueTokens(*map(function, self.unique))
+        return Batch(function(self.words), function(self.targets), function(self.scored), unique)
 
 
-def unique_tokens(words_BT: Tensor, least: int = 0) -> UniqueTokens:
-    """Return the distinct words of a text, padded to one of a few sizes, at least `least`."""
-    ids, places_BT = torch.unique(words_BT, return_inverse=True)
-    size = least
-    if len(ids) > least:
+def unique_tokens(words_BT: Tensor, min_size: int = 0) -> UniqueTokens:
+    """Return the distinct tokens, padded to one of a few sizes, at least `min_size`."""
+    ids, indices_BT = torch.unique(words_BT, return_inverse=True)
+    size = min_size
+    if len(ids) > min_size:
         step = -(-words_BT.numel() // _UNIQUE_SIZES)
         size = math.ceil(_UNIQUE_MARGIN * len(ids) / step) * step
-    return UniqueTokens(torch.cat([ids, ids[-1:].expand(size - len(ids))]), places_BT)
+    return UniqueTokens(torch.cat([ids, ids[-1:].expand(size - len(ids))]), indices_BT)
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
-    """Return the batch of the given windows of the stream `ids`."""
-    reach = max(1, int((windows.end - windows.first).max()))
-    # One gather for inputs and targets, which are one step apart.
-    places = windows.first[:, None] + np.arange(-1, reach)
-    inside = places < windows.end[:, None]
-    gathered = ids[np.where(inside, np.maximum(places, 0), 0)].astype(np.int64)
-    gathered[places < 0] = END
+    """Return the batch for windows of the stream `ids`."""
+    length = max(1, int((windows.end - windows.first).max()))
+    # One gather for inputs and targets, which are shifted by one.
+    positions = windows.first[:, None] + np.arange(-1, length)
+    inside = positions < windows.end[:, None]
+    gathered = ids[np.where(inside, np.maximum(positions, 0), 0)].astype(np.int64)
+    gathered[positions < 0] = END
     gathered[~inside] = PAD
     words, targets = gathered[:, :-1].copy(), gathered[:, 1:].copy()
-    # The gather above left the final token of each row as an input, with no target to predict.
+    # The last token of each row is only a target.
     words[~inside[:, 1:]] = PAD
-    scored = inside[:, 1:] & (places[:, 1:] >= windows.start[:, None])
+    scored = inside[:, 1:] & (positions[:, 1:] >= windows.start[:, None])
     return Batch(torch.from_numpy(words), torch.from_numpy(targets), torch.from_numpy(scored))
 
 
 class Batches:
     """The batches of one split for one rank.
 
-    Batch i of an epoch goes to rank `i % world_size`. All ranks get the same number of batches; a
-    surplus batch at the end has no scored tokens.
+    Batch i of an epoch goes to rank `i % world_size`. All ranks get the same number of batches. If
+    the last one is missing, a batch without scored tokens replaces it.
     """
 
     def __init__(
@@ -175,17 +179,17 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`max_tokens` includes padding; a longer sentence is a batch of its own.
+        """Create the batches. `max_tokens` includes padding; a longer sentence is a separate batch.
 
         With `shuffle`, rows of similar length are batched together and batches come in random
         order. Without it, `none` and `complete` keep the order of the stream, as does `sentence`
-        with `in_order`. `stream` always keeps it, and cuts the text into `streams` stretches, a
+        with `in_order`. `stream` always keeps it, and cuts the text into `streams` segments, a
         multiple of the rows per batch (the default).
         """
         if blocks.has_one_length and max_tokens < blocks.block:
             raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")
         if len(tokens.ids) == 0:
-            raise ValueError("cannot make batches from an empty split")
+            raise ValueError("cannot create batches from an empty split")
         tokens.require_whole()
         self.tokens: Tokens = tokens
         self.blocks: Blocks = blocks
@@ -194,35 +198,35 @@ class Batches:
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
         sorts = shuffle or (blocks.break_mode == "sentence" and not in_order)
-        stretches = streams or max_tokens // blocks.block
-        self._rows = rows(tokens, blocks, sorts=sorts, streams=stretches)
+        num_segments = streams or max_tokens // blocks.block
+        self._rows = rows(tokens, blocks, sorts=sorts, streams=num_segments)
         self._groups = group_runs(self._rows.runs, max_tokens)
         largest = int(self._groups.sizes.max())
-        self._at_once = max(1, min(_MOST_AT_ONCE, _ROWS_AT_ONCE // largest))
+        self._batches_per_step = max(1, min(_MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP // largest))
 
     def __len__(self) -> int:
-        """Batches per epoch on each rank."""
+        """Return the number of batches per epoch on each rank."""
         return -(-self.num_batches // self._world_size)
 
     @property
     def num_batches(self) -> int:
-        """Batches per epoch on all ranks together."""
+        """Number of batches per epoch on all ranks."""
         return len(self._groups)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch, beginning with batch `start`."""
+        """Yield this rank's batches of an epoch, starting with batch `start`."""
         first, end = epoch * self.num_batches, (epoch + 1) * self.num_batches
-        mine = range(first + start * self._world_size + self._rank, end, self._world_size)
-        yield from self.numbered(mine)
-        if start + len(mine) < len(self):
+        positions = range(first + start * self._world_size + self._rank, end, self._world_size)
+        yield from self.numbered(positions)
+        if start + len(positions) < len(self):
             yield self.batch(epoch, len(self) - 1)
 
-    def numbered(self, numbers: Iterable[int]) -> Iterator[Batch]:
-        """Yield batches by their numbers in the sequence of all epochs and ranks."""
-        remaining = iter(numbers)
-        while some := list(islice(remaining, self._at_once)):
-            for epoch, group in groupby(some, lambda number: number // self.num_batches):
-                for windows in self._windows(epoch, [n % self.num_batches for n in group]):
+    def numbered(self, positions: Iterable[int]) -> Iterator[Batch]:
+        """Yield batches by their position in the sequence of all epochs and ranks."""
+        remaining = iter(positions)
+        while step := list(islice(remaining, self._batches_per_step)):
+            for epoch, group in groupby(step, lambda position: position // self.num_batches):
+                for windows in self._windows(epoch, [p % self.num_batches for p in group]):
                     yield self._read(windows)
 
     def batch(self, epoch: int, index: int) -> Batch:
@@ -231,29 +235,29 @@ class Batches:
 
     def windows(self, epoch: int, index: int) -> Windows:
         """Return the windows of batch `index` of this rank."""
-        place = index * self._world_size + self._rank
-        is_surplus = place >= self.num_batches
-        windows = next(self._windows(epoch, [0 if is_surplus else place]))
+        position = index * self._world_size + self._rank
+        is_surplus = position >= self.num_batches
+        windows = next(self._windows(epoch, [0 if is_surplus else position]))
         return Windows(windows.first, windows.end, windows.end) if is_surplus else windows
 
     def _read(self, windows: Windows) -> Batch:
         self.tokens.require_whole()
         return batch_of(self._ids, windows)
 
-    def _windows(self, epoch: int, places: list[int]) -> Iterator[Windows]:
-        """Yield the windows of batches by their places in an epoch."""
+    def _windows(self, epoch: int, positions: list[int]) -> Iterator[Windows]:
+        """Yield the windows of batches by their position in an epoch."""
         self.tokens.require_whole()
         random = Permutation(self._seed, epoch) if self._shuffle else None
-        runs, turns = self._rows.runs, np.array(places, dtype=np.int64)
+        runs, batches = self._rows.runs, np.array(positions, dtype=np.int64)
         if random is not None:
-            turns = random(turns, self.num_batches, np.full_like(turns, len(runs)))
-        first_rows, sizes = self._groups.rows(turns)
+            batches = random(batches, self.num_batches, np.full_like(batches, len(runs)))
+        first_rows, sizes = self._groups.rows(batches)
         ends = np.cumsum(sizes)
-        at = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
+        indices = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
         if random is not None:  # shuffle rows of the same length
-            run = np.searchsorted(runs.ends, at, side="right")
+            run = np.searchsorted(runs.ends, indices, side="right")
             first = runs.starts[run]
-            at = first + random(at - first, runs.ends[run] - first, run)
-        windows = self._rows.windows(at)
+            indices = first + random(indices - first, runs.ends[run] - first, run)
+        windows = self._rows.windows(indices)
         for size, end in zip(sizes, ends, strict=True):
             yield windows[end - size : end]

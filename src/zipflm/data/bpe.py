@@ -1,8 +1,8 @@
 """Byte-pair encoding (BPE): learn merges, split words into pieces, and join them again.
 
 Merges are learned with the `tokenizers` library and stored in the format of subword-nmt. Every
-piece but the last of a word ends in `@@`; the last never does. Words longer than 1,000 characters
-are split into stretches of that length first, because learning is quadratic in the word length.
+piece of a word except the last ends in `@@`. Words longer than 1,000 characters are first split
+into segments of that length, because learning takes quadratic time in the word length.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from zipflm.data.vocabulary import CONTINUES, SPECIALS
 
 _HEADER = "#version: 0.2"
 _WORD_END = "</w>"
-"""Marks the end of a word in merges. In pieces, `@@` marks the others instead."""
+"""Marks the end of a word in merges. In pieces, `@@` marks all but the last instead."""
 _REPEATS = 10_000
-_LONGEST_STRETCH = 1_000
+_MAX_SEGMENT_CHARS = 1_000
 
 Merge = tuple[str, str]
 _T = TypeVar("_T")
@@ -45,22 +45,24 @@ class Codes:
         Raises ValueError if there is no such pair.
         """
         words = {word: n for word, n in counts.items() if word not in SPECIALS}
-        stand_ins = _stand_ins(words)
+        replacements = _replacements(words)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer = trainers.BpeTrainer(
-            # Its vocabulary includes the characters.
-            vocab_size=num_merges + len({c for word in words for c in word}) + len(stand_ins),
+            # The size includes the single characters.
+            vocab_size=num_merges + len({c for word in words for c in word}) + len(replacements),
             min_frequency=2,
             show_progress=False,
         )
-        marked = _marked(words, stand_ins)
+        marked = _marked(words, replacements)
         _run_in_thread(lambda: tokenizer.train_from_iterator(_repeated(marked), trainer))
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
-        endings = str.maketrans({mark: end + _WORD_END for end, mark in stand_ins.items()})
+        endings = str.maketrans(
+            {replacement: c + _WORD_END for c, replacement in replacements.items()}
+        )
         if not merges:
             raise ValueError(
-                f"--bpe {num_merges}: no pair of letters occurs twice in the training text; use "
+                f"bpe={num_merges}: no pair of characters occurs twice in the training text; use "
                 "more text"
             )
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
@@ -76,20 +78,20 @@ class Codes:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path}: not UTF-8 at byte {error.start}; give a file of BPE codes"
+                f"{path}: not UTF-8 at byte {error.start}; use a file of BPE codes"
             ) from None
         if lines[0].strip() != _HEADER:
             raise ValueError(
                 f"{path}: first line is {lines[0][:40]!r}, not {_HEADER!r}; learn codes with "
-                "subword-nmt 0.2 or later, or with --bpe"
+                "subword-nmt 0.2 or later, or with zipflm"
             )
         merges: list[Merge] = []
-        for number, line in enumerate(lines[1:], start=2):
+        for line_number, line in enumerate(lines[1:], start=2):
             pair = line.strip("\r\n ").split(" ")
             if len(pair) == 2 and all(pair):
                 merges.append((pair[0], pair[1]))
             elif line.strip():
-                raise ValueError(f"{path}: line {number}: {line[:40]!r} is not two symbols")
+                raise ValueError(f"{path}: line {line_number}: {line[:40]!r} is not two symbols")
         if not merges:
             raise ValueError(f"{path}: contains no codes")
         return cls(merges)
@@ -110,14 +112,14 @@ class Codes:
 
     @cached_property
     def _alphabet(self) -> frozenset[str]:
-        """The characters in the merges. Any other character is a piece by itself."""
+        """The characters in the merges. Any other character is a separate piece."""
         return frozenset("".join(map("".join, self.merges)))
 
     @cached_property
     def _other(self) -> str:
         """A placeholder for characters outside the alphabet."""
         return next(
-            mark for mark in map(chr, range(0xE000, 0x110000)) if mark not in self._alphabet
+            char for char in map(chr, range(0xE000, 0x110000)) if char not in self._alphabet
         )
 
     # Cached, because building a model is slow. `_inner` is needed only for long words.
@@ -135,15 +137,15 @@ class Codes:
         symbols |= dict.fromkeys(character + _WORD_END for character in alphabet)
         for left, right in self.merges:
             symbols |= {left: None, right: None, left + right: None}
-        vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
+        vocabulary = {symbol: id for id, symbol in enumerate(symbols)}
         return models.BPE(vocabulary, self.merges, end_of_word_suffix=end)
 
     def _pieces(self, word: str) -> list[str]:
         known, other = self._alphabet, self._other
         is_known = known.issuperset(word)
         masked = word if is_known else "".join(c if c in known else other for c in word)
-        *firsts, last = _stretches(masked)
-        parts = [token.value for stretch in firsts for token in self._inner.tokenize(stretch)]
+        *others, last = _segments(masked)
+        parts = [token.value for segment in others for token in self._inner.tokenize(segment)]
         parts += _last_parts(last, self._ending)
         if not is_known:
             ends = [0, *accumulate(map(len, parts))]
@@ -154,43 +156,43 @@ class Codes:
 
 
 def join(pieces: Iterable[str]) -> str:
-    """Join the pieces of one word; the inverse of `Codes.split`."""
+    """Join the pieces of one word. This is the inverse of `Codes.split`."""
     *inner, last = pieces
     return "".join(piece.removesuffix(CONTINUES) for piece in inner) + last
 
 
-def _last_parts(stretch: str, model: models.BPE) -> list[str]:
-    parts = [token.value for token in model.tokenize(stretch)]
+def _last_parts(segment: str, model: models.BPE) -> list[str]:
+    parts = [token.value for token in model.tokenize(segment)]
     parts[-1] = parts[-1].removesuffix(_WORD_END)
-    # Fall back to characters for words that contain the end-of-word mark.
-    return parts if "".join(parts) == stretch and all(parts) else list(stretch)
+    # Fall back to characters for words that contain the end-of-word marker.
+    return parts if "".join(parts) == segment and all(parts) else list(segment)
 
 
-def _stretches(word: str) -> list[str]:
-    starts = range(0, len(word), _LONGEST_STRETCH)
-    return [word[start : start + _LONGEST_STRETCH] for start in starts]
+def _segments(word: str) -> list[str]:
+    starts = range(0, len(word), _MAX_SEGMENT_CHARS)
+    return [word[start : start + _MAX_SEGMENT_CHARS] for start in starts]
 
 
-def _marked(words: Mapping[str, int], stand_ins: Mapping[str, str]) -> dict[str, int]:
-    """Count stretches, with the ends of words marked."""
+def _marked(words: Mapping[str, int], replacements: Mapping[str, str]) -> dict[str, int]:
+    """Count segments, with the ends of words marked."""
     marked: dict[str, int] = {}
     for word, count in words.items():
-        if len(word) > _LONGEST_STRETCH:
-            *firsts, word = _stretches(word)
-            for stretch in firsts:
-                marked[stretch] = marked.get(stretch, 0) + count
-        last = word[:-1] + stand_ins[word[-1]]
+        if len(word) > _MAX_SEGMENT_CHARS:
+            *others, word = _segments(word)
+            for segment in others:
+                marked[segment] = marked.get(segment, 0) + count
+        last = word[:-1] + replacements[word[-1]]
         marked[last] = marked.get(last, 0) + count
     return marked
 
 
-def _stand_ins(words: Iterable[str]) -> dict[str, str]:
+def _replacements(words: Iterable[str]) -> dict[str, str]:
     """Map each character that ends a word to an unused character that replaces it there.
 
-    The trainer has an end-of-word suffix, but with it the order of ties changes from run to run.
+    The trainer supports an end-of-word suffix, but then the order of ties varies between runs.
     """
     taken = {character for word in words for character in word}
-    free = (mark for mark in map(chr, range(0xF0000, 0x110000)) if mark not in taken)
+    free = (char for char in map(chr, range(0xF0000, 0x110000)) if char not in taken)
     return dict(zip(sorted({word[-1] for word in words}), free, strict=False))
 
 

@@ -1,6 +1,6 @@
 """Named corpora: the bundled State of the Union addresses, and corpora to download.
 
-The notice next to the bundled data file states its origin and licence.
+The notice next to the bundled data file states its origin and license.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _ends_sentence(sentence: list[str], following: str) -> bool:
-    """A period, optionally followed by quotes, unless lower case or a comma follows."""
+    """Return True after a period and any quotes, unless lower case or a comma follows."""
     closed = len(sentence)
     while closed > 1 and sentence[closed - 1] in _CLOSES:
         closed -= 1
@@ -105,9 +105,9 @@ class Corpus:
     archive: str
     mirrors: Sequence[str]
     sha256: str
-    """Hash of the archive, taken from several independent public recipes."""
+    """Hash of the archive. Several public projects list the same one."""
     members: Mapping[str, str]
-    """Glob pattern of the files of each split in the archive."""
+    """Glob pattern for the files of each split in the archive."""
     tokens: Mapping[str, int]
     """Published size of each split, including one `</s>` per line."""
 
@@ -118,8 +118,8 @@ _MXNET = "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/gluon/datas
 _BENCHMARK = "1-billion-word-language-modeling-benchmark-r13output"
 
 
-def _wikitext(number: int, sha256: str, train_tokens: int) -> Corpus:
-    name = f"wikitext-{number}"
+def _wikitext(size: int, sha256: str, train_tokens: int) -> Corpus:
+    name = f"wikitext-{size}"
     archive = f"{name}-v1.zip"
     return Corpus(
         archive=archive,
@@ -160,14 +160,14 @@ NAMES = (EMBEDDED, *CORPORA)
 
 @contextmanager
 def corpus_texts(
-    name: str, cache: Path, report: Report = lambda what, done, total: None
+    name: str, cache: Path, report: Report = lambda task, done, total: None
 ) -> Iterator[tuple[Splits, Mapping[str, int]]]:
-    """Yield the text files of each split, valid inside the context, and their expected tokens.
+    """Yield temporary text files for each split, and the expected token counts.
 
     Raises ValueError for an unknown name or a damaged archive, OSError if the download fails.
     """
     if name not in NAMES:
-        raise ValueError(f"--corpus {name}: choose from {', '.join(NAMES)}")
+        raise ValueError(f"corpus={name}: choose from {', '.join(NAMES)}")
     if name == EMBEDDED:
         with TemporaryDirectory(prefix="zipflm-") as folder:
             with report_full_disk(Path(folder), TEMPORARY_REMEDY):
@@ -182,7 +182,7 @@ def corpus_texts(
         lambda done, total: report(f"downloading {name}", done, total),
     )
     with TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
-        with report_full_disk(cache, "free some space or choose another --cache"):
+        with report_full_disk(cache, "free some space or choose another cache folder"):
             splits = _unpack(archive, corpus, Path(folder))
         yield splits, corpus.tokens
 
@@ -240,17 +240,17 @@ def _require_hash(path: Path, sha256: str, remedy: str) -> None:
 def _write_addresses(folder: Path) -> Splits:
     paths = {split: folder / f"{split}.txt" for split in SPLITS}
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for number, address in enumerate(addresses()):
+    for index, address in enumerate(addresses()):
         # Hold out every tenth address, so that each split covers the whole period.
-        held_out = "test" if number // 10 % 2 else "valid"
-        texts[held_out if number % 10 == 9 else "train"] += sentences(address)
+        held_out = "test" if index // 10 % 2 else "valid"
+        texts[held_out if index % 10 == 9 else "train"] += sentences(address)
     for split, path in paths.items():
         path.write_text("\n".join(texts[split]) + "\n", encoding="utf-8")
     return {split: [path] for split, path in paths.items()}
 
 
 def _unpack(archive: Path, corpus: Corpus, folder: Path) -> Splits:
-    """Copy only the needed members, under names that the archive cannot choose."""
+    """Extract only the needed members, under safe file names."""
     splits: Splits = {split: [] for split in corpus.members}
     try:
         for name, file in _members(archive):

@@ -1,9 +1,9 @@
 """Scan chunks on a Dask cluster, for texts that are too large for one machine.
 
-Workers do the same as local processes (`scan.in_processes`). Two chunks per worker thread are
-pending at a time, so scheduler and client use little memory. If a worker is lost, its chunks run
-elsewhere. Anyone who can reach a scheduler can run code on its workers: use TLS addresses outside a
-private network.
+Workers run the same tasks as local processes (`scan.map_in_processes`). Two chunks per worker
+thread are pending at a time, so the scheduler and the client use little memory. If a worker is
+lost, its chunks run elsewhere. Anyone who can reach a scheduler can run code on its workers: use
+TLS addresses outside a private network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zipflm.data.scan import ScannedChunk, Task
 from zipflm.data.text import Chunk, is_url
 
 LOCAL = "local"
-"""Instead of an address: a temporary cluster of processes on this machine."""
+"""Used instead of an address: start a temporary cluster of processes on this machine."""
 CHUNK_BYTES = 1 << 24
 """Text per task, large enough to hide the scheduler's overhead of about 1 ms."""
 _CONNECT_SECONDS = 10
@@ -43,17 +43,19 @@ class Cluster:
     address: str
     """As the user wrote it."""
 
-    def in_order(self, task: Task, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, ScannedChunk]]:
-        """Yield every chunk with its result, as a `scan.InOrder`."""
+    def map_in_order(
+        self, task: Task, chunks: Iterator[Chunk]
+    ) -> Iterator[tuple[Chunk, ScannedChunk]]:
+        """Yield every chunk with its result, as a `scan.MapInOrder`."""
         self._require_workers()
-        ahead = 2 * sum(self.client.nthreads().values())
+        max_pending = 2 * sum(self.client.nthreads().values())
         waiting: deque[tuple[Chunk, Any]] = deque()
         for chunk in chunks:
             if chunk.data is None and not is_url(chunk.source):
                 chunk = replace(chunk, source=os.path.abspath(chunk.source))
             future = self.client.submit(on_worker, chunk, task, _version(), pure=False)
             waiting.append((chunk, future))
-            if len(waiting) > ahead:
+            if len(waiting) > max_pending:
                 yield self._next(waiting)
         while waiting:
             yield self._next(waiting)
@@ -68,11 +70,11 @@ class Cluster:
         try:
             return chunk, future.result()
         except (Exception, asyncio.CancelledError) as error:
-            is_of_dask = type(error).__module__.startswith(("distributed.", "tornado."))
-            if isinstance(error, ValueError | OSError) and not is_of_dask:
+            is_from_dask = type(error).__module__.startswith(("distributed.", "tornado."))
+            if isinstance(error, ValueError | OSError) and not is_from_dask:
                 raise  # an error in the text
             raise ChildProcessError(
-                f"--scheduler {self.address}: no worker could process {chunk.source} at byte "
+                f"Dask scheduler {self.address}: no worker could process {chunk.source} at byte "
                 f"{chunk.start}: {_first_line(error)}; check that the scheduler is running and "
                 "that all workers have this version of zipflm and enough memory"
             ) from error
@@ -82,13 +84,13 @@ class Cluster:
             self.client.wait_for_workers(1, timeout=_WAIT_FOR_WORKERS_SECONDS)
         except TimeoutError:
             raise ConnectionError(
-                f"--scheduler {self.address}: no workers after {_WAIT_FOR_WORKERS_SECONDS} "
-                "seconds; start some with dask worker"
+                f"Dask scheduler {self.address}: no workers after {_WAIT_FOR_WORKERS_SECONDS} "
+                "seconds; start one with dask worker"
             ) from None
 
 
 def on_worker(chunk: Chunk, task: Task, version: str) -> ScannedChunk:
-    """Run a task on a worker. `version` is the `_version` of the client."""
+    """Run a task on a worker. `version` is the `_version()` of the client."""
     if version != _version():
         raise ValueError(
             f"the worker on {socket.gethostname()} has {_version()}, but this machine has "
@@ -99,14 +101,14 @@ def on_worker(chunk: Chunk, task: Task, version: str) -> ScannedChunk:
     except OSError as error:
         raise OSError(
             f"{chunk.source}: not readable by the worker on {socket.gethostname()} "
-            f"({error.strerror or error}); put texts at the same path on every worker, or use "
+            f"({error.strerror or error}); put the texts at the same path on every worker, or use "
             "URLs (s3://...)"
         ) from None
     return task(chunk)
 
 
 def _version() -> str:
-    """Include Unicode: it defines letters and white space, and differs between Pythons."""
+    """Include the Unicode version of Python: it defines letters and white space."""
     return f"zipflm {__version__} with Unicode {unicodedata.unidata_version}"
 
 
@@ -117,18 +119,16 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def connected(address: str, processes: int) -> Iterator[Cluster]:
-    """Connect to a scheduler by address; `local` starts a cluster of `processes` here.
+    """Connect to the scheduler at `address`. `local` starts a cluster of `processes` here.
 
-    Raises ValueError if Dask is not installed, ConnectionError if no scheduler answers.
+    Raises ValueError if Dask is not installed, ConnectionError if no scheduler responds.
     """
     try:
         import dask
         import distributed
     except ImportError as error:
-        raise ValueError(
-            f"--engine dask: needs {error.name}; pip install dask distributed"
-        ) from None
-    # Silence their logs: errors are raised.
+        raise ValueError(f"engine=dask: needs {error.name}; pip install dask distributed") from None
+    # Silence the logs of Dask: errors are raised.
     quiet = {"distributed.admin.large-graph-warning-threshold": "1TB"}
     with dask.config.set(quiet), _silent("distributed", "tornado"):
         if address != LOCAL:
@@ -157,13 +157,13 @@ def _client(distributed: Any, address: str) -> Any:
         return distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except Exception as error:
         raise ConnectionError(
-            f"--scheduler {address}: no Dask scheduler answers ({_first_line(error)}); start one "
+            f"Dask scheduler {address}: no response ({_first_line(error)}); start one "
             "with dask scheduler and use the address it prints, or use local"
         ) from None
 
 
 async def _require_dask(distributed: Any, address: str) -> None:
-    """Raise an error unless a Dask process answers.
+    """Raise an error unless a Dask process responds.
 
     A client would wait forever for another kind of server, such as the scheduler's dashboard.
     """

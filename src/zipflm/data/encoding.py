@@ -1,4 +1,4 @@
-"""Words to ids, for scanned texts and for single lines, and spellings for the character CNN."""
+"""Convert words to ids, for scanned texts and single lines, and to bytes for the character CNN."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_CACHED_CHARS = 1 << 20
 class Encoding:
     """Ids of numbered words, with one vocabulary lookup per distinct word.
 
-    Word n has `lengths[n]` ids in `flat`, beginning at `starts[n]`. Word 0 is the end of a line.
+    Word n has `lengths[n]` ids in `flat`, starting at `starts[n]`. Word 0 is the end of a line.
     """
 
     def __init__(self, words: Collection[str], vocabulary: Vocabulary, codes: Codes | None) -> None:
@@ -46,23 +46,23 @@ class Encoding:
         self.starts: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
 
     def apply(
-        self, numbers: NDArray[Any], places: NDArray[Any]
+        self, numbers: NDArray[Any], indices: NDArray[Any]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of the words `numbers[places]`, and the positions after line ends.
+        """Return the ids of the words `numbers[indices]`, and the positions after line ends.
 
-        With two steps the lookup per token stays in the CPU cache. `numbers[0]` is the end of a
+        With two steps, the lookup per token stays in the CPU cache. `numbers[0]` is the end of a
         line.
         """
-        line_ends = np.flatnonzero(places == 0)
+        line_ends = np.flatnonzero(indices == 0)
         if len(self.flat) == len(self.lengths):
-            return self.flat[numbers][places], line_ends + 1
-        starts, lengths = self.starts[numbers][places], self.lengths[numbers][places]
+            return self.flat[numbers][indices], line_ends + 1
+        starts, lengths = self.starts[numbers][indices], self.lengths[numbers][indices]
         ids, ends = concatenated(self.flat, starts, lengths)
         return ids, ends[line_ends]
 
 
 def word_digests(words: Iterable[str]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash per word, to hash a text regardless of ids."""
+    """Return a 64-bit hash per word, for a hash of the text that does not depend on ids."""
     digests = [hashlib.blake2b(word.encode(), digest_size=8).digest() for word in words]
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
@@ -71,7 +71,7 @@ class EncodedWord(NamedTuple):
     """A word of a text with its ids."""
 
     word: str
-    """As spelled in the vocabulary, whether it is in there or not."""
+    """As spelled in the vocabulary (for example lowercased), even if it is not in it."""
     span: tuple[int, int]
     """Position in the text: `text[start:end]`."""
     ids: tuple[int, ...]
@@ -101,8 +101,8 @@ class TextEncoder:
         pieces = self.splitter.words(text)
         ids = self.ids(piece.word for piece in pieces)
         return [
-            EncodedWord(word, (start, end), of_word)
-            for (word, start, end), of_word in zip(pieces, ids, strict=True)
+            EncodedWord(word, (start, end), word_ids)
+            for (word, start, end), word_ids in zip(pieces, ids, strict=True)
         ]
 
     def ids(self, words: Iterable[str]) -> list[tuple[int, ...]]:
@@ -121,8 +121,8 @@ class TextEncoder:
     def _encode(self, words: Sequence[str]) -> None:
         encoding = Encoding([LINE_END, *words], self.vocabulary, self.codes)
         flat = encoding.flat.tolist()
-        places = zip(encoding.starts.tolist(), encoding.lengths.tolist(), strict=True)
-        for word, (start, length) in zip(words, list(places)[1:], strict=True):
+        spans = zip(encoding.starts.tolist(), encoding.lengths.tolist(), strict=True)
+        for word, (start, length) in zip(words, list(spans)[1:], strict=True):
             self._cache[word] = tuple(flat[start : start + length])
         if self._unseen_ids is not None:
             unseen = [w for w in words if self._cache[w] == (UNKNOWN,) and w not in SPECIALS]
@@ -133,14 +133,17 @@ class TextEncoder:
 def spellings(
     vocabulary: Vocabulary, max_bytes: int = 50, *, markers: bool = False
 ) -> NDArray[np.int16]:
-    """Return the spelling of every word, [V, max_bytes]; all 0 for special tokens."""
+    """Return the bytes of every word as in `spelled`, [V, max_bytes]. Special tokens are all 0."""
     table = spelled(vocabulary.words, max_bytes, markers=markers)
     table[: len(SPECIALS)] = 0
     return table
 
 
 def spelled(words: Sequence[str], max_bytes: int, *, markers: bool) -> NDArray[np.int16]:
-    """Return UTF-8 bytes plus 1, truncated or padded with 0, between 257 and 258 if `markers`."""
+    """Return UTF-8 bytes plus 1, truncated or padded with 0.
+
+    With `markers`, 257 precedes and 258 follows each word.
+    """
     room = max_bytes - NUM_MARKERS if markers else max_bytes
     encoded = [word.encode()[:room] for word in words]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))

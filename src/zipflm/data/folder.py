@@ -53,17 +53,17 @@ class SplitFacts:
     unknown: int
     """Tokens that are `<unk>`."""
     out_of_vocabulary: int
-    """Words that became `<unk>`, not counting those that are `<unk>` in the text."""
+    """Words that became `<unk>`, not counting those that are literally `<unk>` in the text."""
     bytes: int
-    """Size of the normalised text: words joined by single spaces, one newline per line."""
+    """Size of the normalized text: words joined by single spaces, one newline per line."""
     continued: int
-    """Words that end in `@@`, because the text was already split into pieces."""
+    """Words that end in `@@`, if the text was already split into pieces."""
     types: int
     """Number of distinct words, including `</s>`."""
     sha256: str
     """Hash of the token file."""
     words_sha256: str
-    """Hash of words and line ends in order, regardless of ids: equal for the same text."""
+    """Hash of words and line ends, independent of ids: equal for the same text."""
     sources: tuple[str, ...]
     """Names of the text files."""
 
@@ -74,7 +74,7 @@ class SplitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CodesFacts:
-    """The byte-pair codes of the folder."""
+    """The BPE codes of the folder."""
 
     file: str
     merges: int
@@ -83,7 +83,7 @@ class CodesFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionFacts:
-    """Options of `zipflm prepare`."""
+    """The options of `zipflm prepare` that were used."""
 
     min_count: int | None
     max_size: int | None
@@ -97,7 +97,7 @@ class OptionFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """All of `data.json`."""
+    """The contents of `data.json`."""
 
     format: int
     unit: Unit
@@ -128,7 +128,7 @@ def read_facts(folder: Path) -> DataFacts:
     path = folder / FACTS_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder}: not a data folder (no {FACTS_FILE}); make one with zipflm prepare"
+            f"{folder}: not a data folder (no {FACTS_FILE}); create one with zipflm prepare"
         )
     try:
         values = load_object(path.read_bytes())
@@ -141,7 +141,7 @@ def read_facts(folder: Path) -> DataFacts:
 
 
 class DataFolder:
-    """A data folder. `open` checks it; token files are mapped when needed."""
+    """A data folder, checked by `open`. Token files are mapped when needed."""
 
     def __init__(self, path: Path, facts: DataFacts, vocabulary: Vocabulary) -> None:
         self.path: Path = path
@@ -189,7 +189,7 @@ class DataFolder:
 
     @cached_property
     def ends_word(self) -> NDArray[np.bool_]:
-        """Per id: whether it is a word or the last piece of one."""
+        """Mask over ids: True for words and for the last piece of a word."""
         if self.unit == "word":
             return np.ones(len(self.vocabulary), dtype=np.bool_)
         return self.vocabulary.ends_word
@@ -204,10 +204,10 @@ class DataFolder:
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
         if split not in self.facts.splits:
-            remedy = "a training text" if split == "train" else f"--{split}"
+            kind = {"train": "training", "valid": "validation"}.get(split, split)
             raise ValueError(
                 f"{self.path}: no {split} split, only {', '.join(self.splits)}; prepare the data "
-                f"again with {remedy}"
+                f"again with a {kind} text"
             )
         return self.facts.splits[split]
 
@@ -215,7 +215,7 @@ class DataFolder:
         """Compare the token files of splits (default: all) with their checksums.
 
         A file that has not changed since the last comparison is not read again. Raises ValueError
-        if one differs.
+        if a file differs.
         """
         verified = Verified(self.path)
         for split in splits or self.splits:
@@ -241,7 +241,7 @@ def _require_sealed(path: Path, facts: DataFacts) -> None:
         for split in facts.splits.values():
             if sums.get(split.file) != split.sha256:
                 raise ValueError(
-                    f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree on {split.file}"
+                    f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree about {split.file}"
                 )
     except ValueError as error:
         raise ValueError(f"{error}; prepare the data again") from None

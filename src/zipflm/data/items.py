@@ -1,6 +1,6 @@
-"""Read sequences of integer ids (items of a catalogue, tokens of code) instead of text.
+"""Read sequences of integer ids (items of a catalog, tokens of code) instead of text.
 
-The result is a scan in which numbers are words and sequences are lines. A file is one of:
+The result is a scan in which ids are words and sequences are lines. A file is one of:
 
 - text with one sequence per line, ids separated by white space, optionally compressed;
 - `.npy` with one dimension: one long sequence;
@@ -31,36 +31,36 @@ Sequences = tuple[NDArray[Any], NDArray[np.int64]]
 ARRAYS = (".npy", ".npz")
 _CHUNK_IDS = 1 << 22
 
-# A table over all ids is faster than sorting, unless it is much longer than the data.
-_LONGEST_TABLE = 1 << 26
+# A lookup table over all ids is faster than sorting, unless it is much larger than the data.
+_MAX_TABLE_SIZE = 1 << 26
 
 # Raised by NumPy, zipfile and zlib for damaged files and files of other formats.
 _UNREADABLE: tuple[type[Exception], ...] = (ValueError, TypeError, EOFError, OverflowError)
 _UNREADABLE += (MemoryError, RuntimeError, NotImplementedError, BadZipFile, TokenError, zlib.error)
 
-_WHOLE = "ids must be non-negative integers"
+_VALID_IDS = "ids must be non-negative integers"
 
 
 def are_arrays(sources: Sequence[str]) -> bool:
-    """Return whether the files are arrays rather than text. Raises ValueError for a mixture."""
+    """Return whether the files are arrays rather than text. Raises ValueError for a mix of both."""
     arrays = [source.endswith(ARRAYS) for source in sources]
     if any(arrays) and not all(arrays):
         raise ValueError(
             f"{sources[arrays.index(False)]} and {sources[arrays.index(True)]}: text and "
-            "arrays in one split; use one kind of file"
+            "arrays in one split; use only one of them"
         )
     return all(arrays)
 
 
 def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
-    """Return a function that replaces ids by `names[id]`, or keeps them if `names` is None.
+    """Return a function that replaces ids with `names[id]`, or keeps them if `names` is None.
 
-    It raises ValueError, naming file and line, for a word that is not an id.
+    The function raises ValueError, naming file and line, for a word that is not an id.
     """
-    checks = not are_arrays(sources)
+    is_text = not are_arrays(sources)
 
     def rename(words: list[str]) -> list[str]:
-        if checks:
+        if is_text:
             _require_numbers(words, sources)
         return words if names is None else _renamed(words, names)
 
@@ -77,15 +77,16 @@ def load_names(path: str) -> list[str]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
     names = ["_".join(line.split()) for line in text.removesuffix("\n").split("\n")]
-    first: dict[str, int] = {}
-    for number, name in enumerate(names, start=1):
+    line_of: dict[str, int] = {}
+    for line_number, name in enumerate(names, start=1):
         if not name or LINE_END in name:
-            raise ValueError(f"{path}: line {number}: no name for id {number - 1}")
+            raise ValueError(f"{path}: line {line_number}: has no name for id {line_number - 1}")
         if name in SPECIALS:
-            raise ValueError(f"{path}: line {number}: {name} is reserved; rename it")
-        if first.setdefault(name, number) != number:
+            raise ValueError(f"{path}: line {line_number}: {name} is reserved; rename it")
+        if line_of.setdefault(name, line_number) != line_number:
             raise ValueError(
-                f"{path}: line {number}: {quoted(name)} is already the name in line {first[name]}"
+                f"{path}: line {line_number}: {quoted(name)} is already used in line "
+                f"{line_of[name]}"
             )
     return names
 
@@ -94,8 +95,8 @@ def _renamed(words: Sequence[str], names: Sequence[str]) -> list[str]:
     ids = list(map(int, words))
     if ids and max(ids) >= len(names):
         raise ValueError(
-            f"--names: has {len(names):,} lines, but id {max(ids):,} needs line {max(ids) + 1:,}; "
-            "name every id"
+            f"the file of names has {len(names):,} lines, but id {max(ids):,} needs line "
+            f"{max(ids) + 1:,}; name every id"
         )
     return [names[id] for id in ids]
 
@@ -105,31 +106,31 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
         is_number = word.isascii() and word.isdigit() and len(word) <= 18
         if not (is_number and str(int(word)) == word):
             raise ValueError(
-                f"{_place(word, sources)}: {quoted(word)} is not an id; {_WHOLE} without a sign or "
-                "leading zeros"
+                f"{_locate(word, sources)}: {quoted(word)} is not an id; {_VALID_IDS} without a "
+                "sign or leading zeros"
             )
 
 
-def _place(word: str, sources: Sequence[str]) -> str:
+def _locate(word: str, sources: Sequence[str]) -> str:
     """Return file and line of a word, for a message."""
     for source in sources:
         if not is_stored(source):
             return shown(source)
-        number = 0
+        line_number = 0
         for chunk in chunks(source):
             for line in chunk.read().split(b"\n"):
-                number += 1
+                line_number += 1
                 if word.encode() in line.split():
-                    return f"{source}: line {number}"
-            number -= 1  # after the last line end of a chunk there is no line
+                    return f"{source}: line {line_number}"
+            line_number -= 1  # split() returns an empty part after the last line end
     return ", ".join(sources)
 
 
 def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
     """Scan arrays of ids in order. Raises ValueError, naming the file, for invalid ids."""
     for source in sources:
-        for ids, ends in _stretches(source, _load(source)):
-            into.add(_scan_stretch(ids, ends))
+        for ids, ends in _segments(source, _load(source)):
+            into.add(_scan_segment(ids, ends))
             progress(ids.nbytes)
 
 
@@ -178,7 +179,7 @@ def _require_integers(source: str, *arrays: NDArray[Any]) -> None:
     for array in arrays:
         if array.dtype.kind not in "iu":
             raise ValueError(
-                f"{source}: has type {array.dtype}; {_WHOLE}: save array.astype(numpy.int64)"
+                f"{source}: has type {array.dtype}; {_VALID_IDS}: save array.astype(numpy.int64)"
             )
         if array.ndim not in (1, 2):
             raise ValueError(f"{source}: has {array.ndim} dimensions; save one or two")
@@ -186,7 +187,7 @@ def _require_integers(source: str, *arrays: NDArray[Any]) -> None:
             raise ValueError(f"{source}: empty")
 
 
-def _stretches(
+def _segments(
     source: str, loaded: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
 ) -> Iterator[Sequences]:
     """Yield whole sequences, a few million ids at a time."""
@@ -197,9 +198,9 @@ def _stretches(
         while first < len(ends):
             start = starts[first]
             last = max(int(np.searchsorted(ends, start + _CHUNK_IDS, "right")), first + 1)
-            stretch = ids[start : ends[last - 1]]
-            _require_positive(source, stretch, int(start))
-            yield stretch, ends[first:last] - start
+            segment = ids[start : ends[last - 1]]
+            _require_non_negative(source, segment, int(start))
+            yield segment, ends[first:last] - start
             first = last
     else:
         rows = max(1, _CHUNK_IDS // loaded.shape[1])
@@ -209,34 +210,34 @@ def _stretches(
             yield block[is_id], np.cumsum(is_id.sum(axis=1))
 
 
-def _require_positive(source: str, ids: NDArray[Any], start: int) -> None:
+def _require_non_negative(source: str, ids: NDArray[Any], start: int) -> None:
     if ids.size and ids.min() < 0:
-        place = int(np.argmax(ids < 0))
+        index = int(np.argmax(ids < 0))
         raise ValueError(
-            f"{source}: {ids[place]} at position {start + place}; {_WHOLE} (negative numbers are "
-            "padding in two-dimensional arrays only)"
+            f"{source}: {ids[index]} at position {start + index}; {_VALID_IDS} (negative numbers "
+            "are padding in two-dimensional arrays only)"
         )
 
 
-def _scan_stretch(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
+def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
     distinct, numbers = _distinct(ids)
     line_ends = ends + np.arange(len(ends))
     is_id = np.ones(len(ids) + len(ends), dtype=np.bool_)
     is_id[line_ends] = False
-    places = np.zeros(len(is_id), dtype=np.min_scalar_type(len(distinct)))
-    places[is_id] = numbers + 1
+    indices = np.zeros(len(is_id), dtype=np.min_scalar_type(len(distinct)))
+    indices[is_id] = numbers + 1
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
-    counts = np.bincount(places, minlength=len(distinct) + 1)
-    return ScannedChunk(words, counts, places, len(places))
+    counts = np.bincount(indices, minlength=len(distinct) + 1)
+    return ScannedChunk(words, counts, indices, len(indices))
 
 
 def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the distinct ids, ascending, and the index of each id among them."""
     if not ids.size:
         return ids, np.zeros(0, dtype=np.int64)
-    if ids.max() >= min(max(8 * len(ids), 1 << 20), _LONGEST_TABLE):
-        distinct, places = np.unique(ids, return_inverse=True)
-        return distinct, places.reshape(-1)
+    if ids.max() >= min(max(8 * len(ids), 1 << 20), _MAX_TABLE_SIZE):
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        return distinct, inverse.reshape(-1)
     occurs = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
     occurs[ids] = True
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[ids]

@@ -14,7 +14,7 @@ _Item = Batch | BaseException | None
 
 
 class Loader:
-    """`Batches` on a device: same length, same `epoch(epoch, start)`."""
+    """Loads `Batches` to a device in the background, with the same interface."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Loader:
         ahead: int = 4,
         finds_unique_tokens: bool = False,
     ) -> None:
-        """Keep `ahead` batches ready. `finds_unique_tokens` fills in their `unique` field."""
+        """Prefetch `ahead` batches. `finds_unique_tokens` fills in their `unique` field."""
         self.batches: Batches = batches
         self.device: torch.device = torch.device(device)
         self._ahead = ahead
@@ -34,7 +34,7 @@ class Loader:
         return len(self.batches)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch on the device, beginning with batch `start`."""
+        """Yield this rank's batches of an epoch on the device, starting with batch `start`."""
         ready: queue.Queue[_Item] = queue.Queue(self._ahead)
         stop = threading.Event()
         thread = threading.Thread(
@@ -69,7 +69,7 @@ class Loader:
 
 
 def _put(ready: queue.Queue[_Item], item: _Item, stop: threading.Event) -> bool:
-    """Wait for room in the queue. Returns False once the consumer has stopped."""
+    """Wait for space in the queue. Returns False once the consumer has stopped."""
     while not stop.is_set():
         try:
             ready.put(item, timeout=0.1)

@@ -1,4 +1,4 @@
-"""`zipflm prepare`: make a data folder from text, with a progress bar, a summary and warnings."""
+"""`zipflm prepare`: create a data folder from text, with progress, a summary and warnings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from zipflm.data.folder import (
     VocabularyFacts,
 )
 from zipflm.data.items import ARRAYS, are_arrays, item_names, load_names, scan_arrays
-from zipflm.data.scan import Errors, InOrder, Scan, in_processes, scan
+from zipflm.data.scan import Errors, MapInOrder, Scan, map_in_processes, scan
 from zipflm.data.text import (
     CHUNK_BYTES,
     UTF_8,
@@ -54,7 +54,7 @@ from zipflm.storage import file_hash, new_folder, refuse_existing, seal
 _MAX_UNKNOWN = 0.05
 """Warn about a held-out text with a larger share of unknown words."""
 _MAX_LINE_WORDS = 1_000_000
-_COMPARED = 1 << 20
+_OFFSETS_PER_CHUNK = 1 << 20
 
 
 @contextmanager
@@ -78,15 +78,15 @@ def progress_bar(unit: str = "bytes") -> Iterator[Callable[[str, int, int | None
         TransferSpeedColumn() if unit == "bytes" else TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    tasks: dict[str, TaskID] = {}
+    bars: dict[str, TaskID] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
-        def report(what: str, done: int, total: int | None) -> None:
+        def report(task: str, done: int, total: int | None) -> None:
             # A task that is repeated gets a new bar.
-            if what not in tasks or progress.tasks[tasks[what]].finished:
-                tasks[what] = progress.add_task(what, total=total, rate="")
-            task = progress.tasks[tasks[what]]
-            progress.update(task.id, advance=done, rate=f"{task.speed or 0:,.0f} {unit}/s")
+            if task not in bars or progress.tasks[bars[task]].finished:
+                bars[task] = progress.add_task(task, total=total, rate="")
+            bar = progress.tasks[bars[task]]
+            progress.update(bar.id, advance=done, rate=f"{bar.speed or 0:,.0f} {unit}/s")
 
         yield report
 
@@ -95,9 +95,9 @@ def summary(folder: DataFolder) -> str:
     """Describe the contents of a folder in a few lines."""
     facts = folder.facts
     vocabulary = facts.vocabulary
-    how = "" if facts.splitting.is_plain else f", {facts.splitting}"
+    rule = "" if facts.splitting.is_plain else f", {facts.splitting}"
     lines = [
-        f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}{how}), hash {vocabulary.hash[:16]}"
+        f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}{rule}), hash {vocabulary.hash[:16]}"
     ]
     for name, split in facts.splits.items():
         unknown = 100 * split.unknown / split.tokens
@@ -111,14 +111,19 @@ def summary(folder: DataFolder) -> str:
         lines.append("  words are separated by spaces (use --words words to split off punctuation)")
     requested, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
     if requested is not None and learned < requested:
-        lines.append(f"  learned {learned:,} of {requested:,} merges: no other pair occurs twice")
+        lines.append(
+            f"  learned {learned:,} of {requested:,} merges: no remaining pair occurs more than "
+            "once"
+        )
     return "\n".join(lines)
 
 
 def _longest_sentence(offsets: NDArray[np.uint64]) -> int:
-    """Compares in pieces, because there may be billions of sentences."""
-    starts = range(0, len(offsets) - 1, _COMPARED)
-    return max(int(np.diff(offsets[start : start + _COMPARED + 1]).max()) for start in starts)
+    """Return the length of the longest sentence. Works in chunks: there can be billions."""
+    starts = range(0, len(offsets) - 1, _OFFSETS_PER_CHUNK)
+    return max(
+        int(np.diff(offsets[start : start + _OFFSETS_PER_CHUNK + 1]).max()) for start in starts
+    )
 
 
 def data_warnings(folder: DataFolder) -> Iterator[str]:
@@ -139,7 +144,7 @@ def data_warnings(folder: DataFolder) -> Iterator[str]:
             )
 
 
-Text = str | PathLike[str]
+Source = str | PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,45 +154,41 @@ class Options:
     min_count: int | None = None
     """Minimum count of a word in the training text. Default: 3, or 1 for sub-words and ids."""
     max_size: int | None = None
-    """Maximum number of ids, including special tokens but not fillers up to a multiple of 8."""
-    vocabulary: Text | Vocabulary | None = None
-    """Use this vocabulary, or this file in zipflm's or fairseq's format, instead of a new one."""
+    """Maximum number of ids, including special tokens but not the padding to a multiple of 8."""
+    vocabulary: Source | Vocabulary | None = None
+    """Use this vocabulary, or a file in zipflm's or fairseq's format, instead of a new one."""
     bpe: int | None = None
     """Learn this many BPE merges from the training text."""
-    bpe_codes: Text | Codes | None = None
-    """Split words with these subword-nmt codes, or with those of this file."""
+    bpe_codes: Source | Codes | None = None
+    """subword-nmt codes, or a file of them, used to split words."""
     splitting: Splitting = PLAIN
     """Rule that splits raw text into words."""
     errors: Errors = "strict"
+    """Handling of NUL bytes and invalid text: `strict` or `replace`."""
     encoding: str = UTF_8
     """Encoding of the texts."""
     ids: bool = False
     """The files contain sequences of integers instead of text (`data.items`)."""
-    names: Text | None = None
-    """File with the names of these integers, one per line."""
+    names: Source | None = None
+    """File with one name per line, for integers 0, 1, 2, ..."""
 
     def __post_init__(self) -> None:
         if self.errors not in get_args(Errors):
-            raise ValueError(f"--errors {self.errors}: choose from {', '.join(get_args(Errors))}")
+            raise ValueError(f"errors={self.errors}: choose from {', '.join(get_args(Errors))}")
         if check_encoding(self.encoding) != UTF_8 and self.ids:
-            raise ValueError(f"--encoding {self.encoding}: not used with --ids; leave it out")
+            raise ValueError(f"encoding={self.encoding}: cannot be combined with ids")
         if self.bpe is not None and self.bpe_codes is not None:
-            raise ValueError("--bpe and --bpe-codes: use only one of them")
+            raise ValueError(f"bpe={self.bpe}: cannot be combined with bpe_codes")
         if self.vocabulary is not None and (self.min_count or self.max_size or self.bpe):
-            raise ValueError(
-                "--vocabulary: cannot be combined with --min-count, --max-size or --bpe"
-            )
+            raise ValueError("vocabulary: cannot be combined with min_count, max_size or bpe")
         if self.names is not None and not self.ids:
-            raise ValueError("--names: needs --ids")
+            raise ValueError(f"names={self.names}: needs ids")
         if self.ids and (self.unit == "bpe" or not self.splitting.is_plain):
-            raise ValueError(
-                "--ids: cannot be combined with --bpe, --bpe-codes, --words or --lowercase"
-            )
-        for name, least in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
+            raise ValueError("ids: cannot be combined with bpe, bpe_codes, words or lowercase")
+        for name, minimum in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} {value}: must be at least {least}")
+            if value is not None and value < minimum:
+                raise ValueError(f"{name}={value}: must be at least {minimum}")
 
     @property
     def unit(self) -> Unit:
@@ -199,39 +200,40 @@ class Options:
 
 
 def prepare(
-    out: Text,
-    splits: Mapping[str, Iterable[Text]],
+    out: Source,
+    splits: Mapping[str, Iterable[Source]],
     options: Options | None = None,
     *,
     processes: int = 1,
     scheduler: str | None = None,
     expected: Mapping[str, int] | None = None,
-    report: Report = lambda what, done, total: None,
+    report: Report = lambda task, done, total: None,
 ) -> DataFolder:
-    """Make a data folder from the texts of `train`, `valid` and `test`.
+    """Create a data folder from the texts of `train`, `valid` and `test`.
 
     Only `train` determines the vocabulary. `scheduler` is the address of a Dask scheduler whose
-    workers read the texts, or `local`; the result is the same. `expected` are the token counts,
-    including `</s>`, that splits must have. Raises ValueError or OSError for bad input; no folder
-    is made then.
+    workers read the texts, or `local`; it does not change the result. `expected` maps each split to
+    its required token count, including `</s>`. Raises ValueError or OSError for invalid input,
+    without creating the folder.
     """
     options = options or Options()
     refuse_existing(out)
     sources = _sources(splits, options)
-    given, codes = _load_given(options)
+    vocabulary, codes = _load_vocabulary_and_codes(options)
     names = None if options.names is None else load_names(os.fspath(options.names))
-    with _workers(processes, scheduler) as (in_order, chunk_bytes), new_folder(out) as folder:
+    with _workers(processes, scheduler) as (map_in_order, chunk_bytes), new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {}
             for split, texts in sources.items():
                 rename = item_names(texts, names) if options.ids else None
                 scans[split] = Scan(Path(spool) / split, rename)
-                _read(split, texts, scans[split], options, in_order, chunk_bytes, report)
+                _read(split, texts, scans[split], options, map_in_order, chunk_bytes, report)
             _check_sizes(scans, expected or {})
             if options.bpe is not None:
                 report("learning sub-words", 0, None)
                 codes = Codes.learn(scans["train"].word_counts(), options.bpe)
-            vocabulary = given or _vocabulary(options, codes, scans["train"].word_counts())
+            if vocabulary is None:
+                vocabulary = _build_vocabulary(options, codes, scans["train"].word_counts())
             split_facts = {
                 split: _write_split(folder, split, texts, scans[split], vocabulary, codes, report)
                 for split, texts in sources.items()
@@ -245,19 +247,22 @@ def prepare(
     return DataFolder(Path(out), facts, vocabulary)
 
 
-def prepare_by_name(
-    out: Text,
+def prepare_corpus(
+    out: Source,
     corpus: str,
     options: Options | None = None,
     *,
-    cache: Text | None = None,
+    cache: Source | None = None,
     processes: int = 1,
     scheduler: str | None = None,
-    report: Report = lambda what, done, total: None,
+    report: Report = lambda task, done, total: None,
 ) -> DataFolder:
-    """Make a data folder from a bundled or downloadable corpus; `cache` keeps downloads."""
+    """Create a data folder from a bundled or downloadable corpus.
+
+    Downloads are stored in `cache`.
+    """
     refuse_existing(out)
-    _load_given(options or Options())
+    _load_vocabulary_and_codes(options or Options())
     cache = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
     with corpus_texts(corpus, cache, report) as (splits, expected):
         return prepare(
@@ -272,19 +277,19 @@ def prepare_by_name(
 
 
 @contextmanager
-def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[InOrder, int]]:
+def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[MapInOrder, int]]:
     """Yield a function that runs tasks on chunks of text, and the chunk size in bytes."""
     if processes < 1:
-        raise ValueError(f"--processes {processes}: must be at least 1")
+        raise ValueError(f"processes={processes}: must be at least 1")
     if scheduler is None:
-        yield partial(in_processes, processes=processes), CHUNK_BYTES
+        yield partial(map_in_processes, processes=processes), CHUNK_BYTES
         return
     with dask.connected(scheduler, processes) as connection:
-        yield connection.in_order, dask.CHUNK_BYTES
+        yield connection.map_in_order, dask.CHUNK_BYTES
 
 
-def _load_given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
-    """Load the vocabulary and codes named in the options; first, so that errors appear early."""
+def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Codes | None]:
+    """Load the vocabulary and codes named in the options, before any text is read."""
     vocabulary, codes = options.vocabulary, options.bpe_codes
     if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
         name = os.fspath(vocabulary)
@@ -294,19 +299,19 @@ def _load_given(options: Options) -> tuple[Vocabulary | None, Codes | None]:
     return vocabulary, codes
 
 
-def _sources(splits: Mapping[str, Iterable[Text]], options: Options) -> dict[str, list[str]]:
+def _sources(splits: Mapping[str, Iterable[Source]], options: Options) -> dict[str, list[str]]:
     unknown = set(splits) - set(SPLITS)
     if unknown:
         raise ValueError(f"split {min(unknown)!r}: choose from {', '.join(SPLITS)}")
     sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
     sources = {split: names for split, names in sources.items() if names}
     if "train" not in sources and options.vocabulary is None:
-        raise ValueError("no training text; give one, or use --vocabulary")
+        raise ValueError("no training text; provide one, or a vocabulary")
     if not sources:
-        raise ValueError("no text; give at least one file")
+        raise ValueError("no text; provide at least one file")
     for name in chain.from_iterable(sources.values()):
         if name.endswith(ARRAYS) and not options.ids:
-            raise ValueError(f"{name}: an array, not text; use --ids")
+            raise ValueError(f"{name}: is an array, not text; pass it as ids")
     _require_disjoint(sources)
     return sources
 
@@ -317,7 +322,9 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
         for name in names:
             first = split_of.setdefault(identity(name), split)
             if first != split:
-                raise ValueError(f"{name}: given for {first} and {split}; use it for one split")
+                raise ValueError(
+                    f"{name}: used for both {first} and {split}; use it in one split only"
+                )
 
 
 def _read(
@@ -325,7 +332,7 @@ def _read(
     texts: Sequence[str],
     into: Scan,
     options: Options,
-    in_order: InOrder,
+    map_in_order: MapInOrder,
     chunk_bytes: int,
     report: Report,
 ) -> None:
@@ -340,7 +347,7 @@ def _read(
         scan(
             texts,
             into,
-            in_order,
+            map_in_order,
             errors=options.errors,
             encoding=options.encoding,
             splitting=options.splitting,
@@ -356,18 +363,19 @@ def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None
         if scans[split].num_unsplit != size:
             raise ValueError(
                 f"the {split} split has {scans[split].num_unsplit:,} tokens instead of {size:,}; "
-                "the corpus is damaged or another edition"
+                "the corpus is damaged or a different version"
             )
 
 
-def _vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
+def _build_vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
     if codes is not None:
         counts = _piece_counts(codes, counts)
     min_count = options.resolved_min_count
     vocabulary = Vocabulary.from_counts(counts, min_count=min_count, max_size=options.max_size)
     if not vocabulary.num_words:
         raise ValueError(
-            f"no word occurs {min_count} times in the training text; lower --min-count"
+            f"min_count={min_count}: no word occurs at least {min_count} times in the training "
+            "text; lower it or use more text"
         )
     return vocabulary
 
@@ -396,16 +404,16 @@ def _write_split(
     path = folder / f"{split}.tokens"
     num_words, unknown, blank = scanned.num_tokens, 0, 0
     with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
-        for numbers, places in scanned.chunks():
-            ids, ends = encoding.apply(numbers, places)
+        for numbers, indices in scanned.chunks():
+            ids, ends = encoding.apply(numbers, indices)
             writer.write(ids, ends)
-            text_hash.update(digests[numbers][places].data)
+            text_hash.update(digests[numbers][indices].data)
             unknown += int(np.count_nonzero(ids == UNKNOWN))
             blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
-            report(f"writing {split}", 4 * len(places), 4 * num_words)
-    letters = continued = literal_unknown = 0
+            report(f"writing {split}", 4 * len(indices), 4 * num_words)
+    num_bytes = continued = literal_unknown = 0
     for word, count in scanned.word_counts().items():
-        letters += count * (len(word) if word.isascii() else len(word.encode()))
+        num_bytes += count * (len(word) if word.isascii() else len(word.encode()))
         if word.endswith(CONTINUES):
             continued += count
         elif word == SPECIALS[UNKNOWN]:
@@ -420,8 +428,9 @@ def _write_split(
         sentences=writer.num_sentences,
         unknown=unknown,
         out_of_vocabulary=unknown - literal_unknown,
-        # Every token is followed by a space or a line end; the last word of a line has no space.
-        bytes=letters + num_words - (scanned.num_sentences - blank),
+        # Each word adds a space and each line a newline, except that the last word of a line adds
+        # no space.
+        bytes=num_bytes + num_words - (scanned.num_sentences - blank),
         continued=continued,
         types=len(words),
         sha256=file_hash(path),
@@ -457,7 +466,7 @@ def _facts(
     )
 
 
-def _name(source: Text | Vocabulary | Codes | None) -> str | None:
+def _name(source: Source | Vocabulary | Codes | None) -> str | None:
     if isinstance(source, Vocabulary | Codes):
         return f"loaded, hash {source.hash}"
     return None if source is None else str(source)

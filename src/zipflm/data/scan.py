@@ -1,11 +1,11 @@
 """Read a text in one pass, in several processes, and number the words of each chunk.
 
-Splitting text and looking up words is the slow part, so it happens once: the words of a chunk are
-numbered in order of appearance, and one NumPy gather turns the numbers into ids once the vocabulary
-is known. Workers share nothing, so the result does not depend on their number.
+Splitting text and looking up words is slow, so it happens once: the words of a chunk are numbered
+in order of appearance, and a NumPy gather converts the numbers to ids once the vocabulary is known.
+Workers share no state, so the result does not depend on the number of workers.
 
 Tokens between white space are numbered first, on bytes. A rule that splits further
-(`data.splitting`) then sees each distinct token once per chunk.
+(`data.splitting`) is applied to each distinct token once per chunk.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.splitting import Splitter
-from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, encoding_hint
+from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, decompressor, encoding_hint
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
 
 Rename = Callable[[list[str]], list[str]]
-"""Replaces the words of a chunk by other names."""
+"""Replaces the words of a chunk with other names."""
 
 LINE_END = "\0"
-"""The word for the end of a line. Texts that contain NUL are rejected."""
+"""The word that marks the end of a line. Texts that contain NUL are rejected."""
 
 _Word = TypeVar("_Word", str, bytes)
 
 
 @dataclass(frozen=True)
 class ScannedChunk:
-    """The result of a worker."""
+    """The numbered words of a chunk, as returned by a worker."""
 
     words: str
     """The distinct words, `LINE_END` first, joined by spaces."""
     counts: NDArray[np.int64]
-    places: NDArray[Any]
+    indices: NDArray[Any]
     """The chunk as indices into `words`, in the smallest integer type."""
     num_unsplit: int
     """Number of tokens between white space, plus line ends."""
 
 
 Task = Callable[[Chunk], ScannedChunk]
-InOrder = Callable[[Task, Iterator[Chunk]], Iterator[tuple[Chunk, ScannedChunk]]]
-"""Runs a task on every chunk and yields the results in the order of the text."""
+MapInOrder = Callable[[Task, Iterator[Chunk]], Iterator[tuple[Chunk, ScannedChunk]]]
+"""Runs a task on every chunk and yields chunks and results in the order of the text."""
 
 
 class Scan:
@@ -75,7 +75,7 @@ class Scan:
         """Tokens and line ends before a rule splits further, as in published corpus sizes."""
 
     def add(self, chunk: ScannedChunk) -> None:
-        """Add a chunk and number its words across the split."""
+        """Append a chunk and number its words across the split."""
         words = chunk.words.split(" ")
         if self._rename is not None:
             words = [LINE_END, *self._rename(words[1:])]
@@ -87,12 +87,12 @@ class Scan:
         self.num_unsplit += chunk.num_unsplit
         with open(self._spool, "ab") as file:
             file.write(numbers.data)
-            file.write(chunk.places.data)
-        self._shapes.append((len(numbers), len(chunk.places), chunk.places.dtype))
+            file.write(chunk.indices.data)
+        self._shapes.append((len(numbers), len(chunk.indices), chunk.indices.dtype))
 
     @property
     def words(self) -> list[str]:
-        """The distinct words by number; number 0 is `LINE_END`."""
+        """The distinct words by number. Word 0 is `LINE_END`."""
         return list(self._index)
 
     @property
@@ -112,20 +112,20 @@ class Scan:
         return int(self.counts[0])
 
     def chunks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[Any]]]:
-        """Yield for each chunk the numbers of its words, and its tokens as indices into these.
+        """Yield the word numbers of each chunk, and its tokens as indices into these.
 
-        With two steps the lookup per token stays in the CPU cache.
+        With two steps, the lookup per token stays in the CPU cache.
         """
         with open(self._spool, "rb") as file:
-            for num_words, num_places, dtype in self._shapes:
+            for num_words, num_indices, dtype in self._shapes:
                 numbers = np.fromfile(file, np.uint32, num_words)
-                yield numbers, np.fromfile(file, dtype, num_places)
+                yield numbers, np.fromfile(file, dtype, num_indices)
 
 
 def scan(
     names: Iterable[str],
     into: Scan,
-    in_order: InOrder,
+    map_in_order: MapInOrder,
     *,
     errors: Errors = "strict",
     encoding: str = UTF_8,
@@ -133,12 +133,12 @@ def scan(
     chunk_bytes: int = CHUNK_BYTES,
     progress: Progress = lambda consumed: None,
 ) -> None:
-    """Scan sources in order into `into`."""
+    """Scan sources in order and append them to `into`."""
     task = partial(scan_chunk, errors=errors, splitting=splitting)
-    found = chain.from_iterable(
+    all_chunks = chain.from_iterable(
         chunks(name, chunk_bytes, encoding=encoding, errors=errors) for name in names
     )
-    for chunk, scanned in in_order(task, found):
+    for chunk, scanned in map_in_order(task, all_chunks):
         into.add(scanned)
         progress(chunk.consumed)
 
@@ -159,12 +159,12 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
     counts = np.bincount(numbers)
-    places = numbers.astype(np.min_scalar_type(len(counts)))
-    return ScannedChunk(joined, counts, places, num_unsplit)
+    indices = numbers.astype(np.min_scalar_type(len(counts)))
+    return ScannedChunk(joined, counts, indices, num_unsplit)
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
-    """Return a table that assigns the next number to each new word; `first` has number 0."""
+    """Return a dict that assigns the next number to each new word. `first` has number 0."""
     table = defaultdict[_Word, int](count().__next__)
     assert table[first] == 0
     return table
@@ -184,7 +184,7 @@ def _number(data: bytes) -> tuple[bytes, NDArray[np.uint32]]:
 def _split_tokens(
     tokens: list[str], numbers: NDArray[np.uint32], splitter: Splitter
 ) -> tuple[str, NDArray[np.uint32]]:
-    """Turn numbered tokens, the first of which is `LINE_END`, into numbered words."""
+    """Convert numbered tokens, the first of which is `LINE_END`, to numbered words."""
     table = _numbering(LINE_END)
     flat, lengths = [0], [1]
     for words in splitter.words_of(tokens[1:]):
@@ -199,7 +199,7 @@ def _split_tokens(
 def concatenated(
     flat: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Concatenate stretches of `flat`; also return the position after each."""
+    """Concatenate segments of `flat`. Also return the position after each segment."""
     ends = np.cumsum(lengths)
     first = np.repeat(starts - (ends - lengths), lengths)
     return flat[first + np.arange(len(first))], ends
@@ -218,7 +218,7 @@ def _plain_spaces(data: bytes) -> bytes:
 def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
     """Return the text with `\\n` after every line, including the last, and no byte order mark.
 
-    A NUL raises ValueError; `errors="replace"` replaces it and invalid UTF-8 by U+FFFD.
+    A NUL byte raises ValueError. `errors="replace"` replaces NUL and invalid UTF-8 with U+FFFD.
     """
     if (nul := data.find(0)) >= 0 and errors == "strict":
         raise _invalid_bytes(chunk, data, nul, "a NUL byte")
@@ -240,18 +240,20 @@ def _invalid_utf8(chunk: Chunk) -> ValueError:
     raise AssertionError("words are invalid in a valid text")
 
 
-def _invalid_bytes(chunk: Chunk, data: bytes, position: int, what: str) -> ValueError:
+def _invalid_bytes(chunk: Chunk, data: bytes, position: int, problem: str) -> ValueError:
+    if chunk.start == 0 and (program := decompressor(data)):
+        return ValueError(f"{chunk.source}: looks compressed; decompress it first with {program}")
     return ValueError(
-        f"{chunk.source}: {what} at byte {chunk.start + position}; {encoding_hint(data)}, fix the "
-        "text, or use --errors replace"
+        f"{chunk.source}: {problem} at byte {chunk.start + position}; {encoding_hint(data)}, fix "
+        "the text, or set errors to replace"
     )
 
 
-def in_processes(
+def map_in_processes(
     task: Task, chunks: Iterator[Chunk], processes: int
 ) -> Iterator[tuple[Chunk, ScannedChunk]]:
-    """Run tasks in worker processes, as an `InOrder`, with a bounded number of pending chunks."""
-    # Do a single chunk here: starting processes takes seconds.
+    """Run a task in worker processes, as a `MapInOrder`, with few chunks pending at a time."""
+    # Process a single chunk here: starting processes takes seconds.
     first = list(islice(chunks, 2))
     chunks = chain(first, chunks)
     if processes == 1 or len(first) < 2:
@@ -271,14 +273,14 @@ def in_processes(
                 yield chunk, future.result()
         except BrokenProcessPool:
             raise ChildProcessError(
-                "a worker process was killed, perhaps out of memory; try --processes 1"
+                "a worker process was killed, perhaps out of memory; try a single process"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _init_worker() -> None:
-    """Leave Ctrl-C to the parent, and exit when the parent does, even if it is killed."""
+    """Leave Ctrl-C to the parent, and exit when the parent exits, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None

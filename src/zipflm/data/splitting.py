@@ -1,7 +1,7 @@
 """Rules that split raw text into words with spans, and join words into readable text.
 
 Joining works word by word, so text can be shown while it is generated. Where words alone do not
-determine the spacing (around a dash, after an apostrophe), the most common use in English applies.
+determine the spacing (around a dash, after an apostrophe), the most common English usage applies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Joiner:
         return space + (_WIKITEXT_MARKS.get(word, word) if self._rule == "wikitext" else word)
 
     def _spaces(self, word: str) -> tuple[bool, bool]:
-        """Return whether a space may precede and follow the word."""
+        """Return whether a space can precede the word, and whether one can follow it."""
         if self._rule == "whitespace":
             return True, True
         if word in _CLOSING or _RUN.fullmatch(word):
@@ -57,13 +57,13 @@ class Joiner:
             return self._quotation_mark(word)
         if self._rule == "wikitext" and word[0] == "'":  # 's
             return False, True
-        if word == "\u2013":  # from 5 to 6, without spaces
+        if word == "\u2013":  # a range such as 5-6 has no spaces
             is_range = self._last[-1:].isdigit()
             return not is_range, not is_range
         return not self._follows_without_space(word), True
 
     def _quotation_mark(self, word: str) -> tuple[bool, bool]:
-        """It closes an open quotation; otherwise it opens one, unless it is an apostrophe."""
+        """Return the spacing of a mark that closes or opens a quotation or is an apostrophe."""
         is_apostrophe = word in ("'", "\u2019") and self._last[-1:] in ("s", "S")
         is_closing = word == "''" or (word == "\u2019" and self._last != "")
         if is_closing or word in self._open or is_apostrophe:
@@ -79,13 +79,13 @@ class Joiner:
         return bool(_NO_SPACES_BETWEEN.match(word) and _NO_SPACES_BETWEEN.match(last))
 
 
-# Cache limit in characters of distinct tokens. Not a number of tokens: in languages without spaces
-# a token is as long as a line.
+# Cache limit in characters of distinct tokens. Tokens are not counted, because in languages without
+# spaces a token is as long as a line.
 _MAX_CACHED_CHARS = 1 << 20
 
-# A longer token is split in stretches of this many characters, because some patterns take
+# A longer token is split into segments of this many characters, because some patterns take
 # quadratic time.
-_LONGEST_STRETCH = 1_000
+_MAX_SEGMENT_CHARS = 1_000
 
 _TRAILING_MARKS = frozenset(".,;:!?)\"'%]")
 _LEADING_MARKS = frozenset('("[$')
@@ -99,7 +99,7 @@ class Piece(NamedTuple):
     """A word and its span in the text."""
 
     word: str
-    """As in the vocabulary: lowercased, or `@-@`, if the rule does that."""
+    """As in the vocabulary: possibly lowercased or replaced, for example by `@-@`."""
     start: int
     end: int
 
@@ -114,7 +114,7 @@ class Splitter:
         self._cached_chars = 0
 
     def words(self, line: str) -> list[Piece]:
-        """Return the words of a line with their spans. Only white space is between them."""
+        """Return the words of a line with their spans. The text between them is white space."""
         pieces: list[Piece] = []
         for match in _TOKEN.finditer(line):
             offset = match.start()
@@ -123,15 +123,15 @@ class Splitter:
         return pieces
 
     def token(self, token: str) -> tuple[Piece, ...]:
-        """Return the words of a token, which has no white space."""
-        found = self._cache.get(token)
-        if found is None:
+        """Return the words of a token without white space."""
+        pieces = self._cache.get(token)
+        if pieces is None:
             if self._cached_chars + len(token) > _MAX_CACHED_CHARS:
                 self._cache.clear()
                 self._cached_chars = 0
             self._cached_chars += len(token)
-            found = self._cache[token] = self._split(token)
-        return found
+            pieces = self._cache[token] = self._split(token)
+        return pieces
 
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
         """Yield the words of each token, without spans."""
@@ -144,12 +144,12 @@ class Splitter:
             yield words
 
     def join(self, words: Iterable[str]) -> str:
-        """Return readable text: the inverse of `words`, except for white space and replacements."""
+        """Return readable text. Inverts `words`, except for white space and replacements."""
         joiner = self.joiner()
         return "".join(joiner.add(word) for word in words)
 
     def joiner(self) -> Joiner:
-        """Return a `Joiner` to join the words of one line one at a time."""
+        """Return a `Joiner` for the words of one line."""
         return Joiner(self.splitting.rule)
 
     def _split(self, token: str) -> tuple[Piece, ...]:
@@ -159,19 +159,19 @@ class Splitter:
         return tuple(pieces)
 
     def _split_simple(self, token: str) -> tuple[str, ...] | None:
-        """Split letters and digits with at most one mark; None for all other tokens.
+        """Split letters and digits with at most one mark. Return None for other tokens.
 
-        Most tokens are like this, and the pattern is slow.
+        Most tokens are this simple, and the pattern is slow.
         """
         if self.splitting.rule == "whitespace":
             return (token,)
-        if not token.isascii() or len(token) > _LONGEST_STRETCH:
+        if not token.isascii() or len(token) > _MAX_SEGMENT_CHARS:
             return None
         if token.isalnum():
             return (token,)
         word, mark = token[:-1], token[-1]
         if mark in _TRAILING_MARKS and word.isalnum():
-            is_abbreviation = mark == "." and (len(word) == 1 or word in _EVER_ABBREVIATED)
+            is_abbreviation = mark == "." and (len(word) == 1 or word in _ALL_ABBREVIATIONS)
             return None if is_abbreviation else (word, mark)
         mark, word = token[0], token[1:]
         return (mark, word) if mark in _LEADING_MARKS and word.isalnum() else None
@@ -238,21 +238,21 @@ _ABBREVIATIONS = """
     Prof Rep Sen Gov Inc Ltd Corp Nos pp al etc var subsp spp cf Nr Nov Dec Jan Oct Feb Aug
 """
 # Only with a capital: in lower case these are words that can end a sentence.
-_CAPITALISED_ABBREVIATIONS = "No Co Op Bus Bart"
-_EVER_ABBREVIATED = frozenset(
-    f"{_ABBREVIATIONS} {_ABBREVIATIONS.lower()} {_CAPITALISED_ABBREVIATIONS}".split()
+_CAPITALIZED_ABBREVIATIONS = "No Co Op Bus Bart"
+_ALL_ABBREVIATIONS = frozenset(
+    f"{_ABBREVIATIONS} {_ABBREVIATIONS.lower()} {_CAPITALIZED_ABBREVIATIONS}".split()
 )
 
 _ALNUM = r"[\p{L}\p{M}\p{N}]"
 
 _WIKITEXT = rf"""(?x)
     {"|".join(SPECIALS)} | <formula> | @[-,.]@
-    # A number with separators, which become words later. With letters in it, it is a word.
+    # A number with separators, which become words later. With letters it is a word.
   | (?: (?<! {_ALNUM} ) - )? \d++ (?: [.,] \d++ )++ (?! {_ALNUM} )
     # U.S., U.S.-based; J., Mr.
   | {_ALNUM}+ (?: \. {_ALNUM}+ )+ \. (?! {_ALNUM} | \. ) (?: - {_ALNUM}+ )*
   | (?: \p{{L}} \p{{M}}* | ABBREVIATIONS ) \. (?! {_ALNUM} | \. )
-    # Words, with a hyphen before or after unless it is between two words.
+    # Words, including a leading or trailing hyphen, but not one between two words.
   | (?: (?<! {_ALNUM} ) - (?= \.?{_ALNUM} ) )? (?: \. (?= \d ) )?
     {_ALNUM}+ (?: (?: \. | (?<= \d ) , (?= \d ) ) {_ALNUM}+ )*
     (?: - (?! - | {_ALNUM} ) )?
@@ -266,18 +266,18 @@ _PART_OF_NUMBER = re.compile(r"-?\d+|[.,]")
 
 
 def _wikitext(lowercased: bool) -> _Rule:
-    """Includes lowercased forms, so that splitting the result again changes nothing."""
+    """Return the rule. It knows lowercased forms, so splitting its result again changes nothing."""
     endings, abbreviations = _AFTER_APOSTROPHE.split(), _ABBREVIATIONS.split()
     endings += [form(word) for word in endings for form in (str.lower, str.upper)]
     if lowercased:
         abbreviations += [word.lower() for word in abbreviations]
     else:
-        abbreviations += _CAPITALISED_ABBREVIATIONS.split()
+        abbreviations += _CAPITALIZED_ABBREVIATIONS.split()
     pattern = _WIKITEXT.replace("ABBREVIATIONS", "|".join(abbreviations))
     parts = _compiled(pattern.replace("AFTER_APOSTROPHE", "|".join(endings)))
 
     def pieces(token: str) -> list[Piece]:
-        if len(token) == 1:  # keeps typographic marks, which WikiText also has
+        if len(token) == 1:  # keep typographic marks, which also occur in WikiText
             return [Piece(token, 0, 1)]
         found: list[Piece] = []
         for part, (start, end) in parts(token):
@@ -314,19 +314,19 @@ _RULES: dict[str, Callable[[bool], _Rule]] = {
 
 
 def _compiled(pattern: str) -> Callable[[str], _Parts]:
-    """Return a function that cuts a token into the matches of a pattern."""
+    """Return a function that splits a token into the matches of a pattern."""
     # Imported here because plain white-space splitting does not need it.
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str
 
     def parts(token: str) -> _Parts:
-        if len(token) <= _LONGEST_STRETCH:
+        if len(token) <= _MAX_SEGMENT_CHARS:
             return split(token)
         return [
             (part, (offset + start, offset + end))
-            for offset in range(0, len(token), _LONGEST_STRETCH)
-            for part, (start, end) in split(token[offset : offset + _LONGEST_STRETCH])
+            for offset in range(0, len(token), _MAX_SEGMENT_CHARS)
+            for part, (start, end) in split(token[offset : offset + _MAX_SEGMENT_CHARS])
         ]
 
     return parts

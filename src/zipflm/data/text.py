@@ -34,8 +34,8 @@ MAX_LINE_BYTES = 1 << 24
 STDIN = "-"
 UTF_8 = "utf-8"
 _STORED_BYTES = 1 << 12
-"""Bytes of a .zst file to decompress at once. Four bytes can expand to 128 KiB, so this limits the
-memory that a hostile file can use."""
+"""Bytes of a .zst file to decompress per step. Four bytes can expand to 128 KiB, so this limits the
+memory that a malicious file can use."""
 _READ_BYTES = 1 << 20
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _URL = re.compile(r"[a-z][a-z0-9+]+://.")  # a single letter is a drive
@@ -51,9 +51,9 @@ class Chunk:
     start: int
     size: int
     data: bytes | None
-    """None for an uncompressed file: a worker reads `size` bytes at `start` itself."""
+    """None for an uncompressed file, from which a worker reads `size` bytes at `start`."""
     consumed: int
-    """Stored bytes of the source that this chunk took, for progress bars."""
+    """Number of stored (compressed) bytes of this chunk, for progress bars."""
 
     def read(self) -> bytes:
         if self.data is not None:
@@ -66,7 +66,7 @@ class Chunk:
                 file.seek(self.start)
                 data = file.read(self.size)
         if len(data) != self.size:
-            raise ValueError(f"{self.source}: was truncated while being read")
+            raise ValueError(f"{self.source}: truncated while being read")
         return data
 
 
@@ -91,14 +91,14 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
         yield found
     except (ValueError, OSError):
         raise
-    except Exception as error:  # each file system's library has its own exceptions
+    except Exception as error:  # each file system raises different exceptions
         raise OSError(f"{name}: could not be read: {type(error).__name__}: {error}") from error
 
 
 def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
-    """Return file names for names, URLs and globs; `-` is standard input.
+    """Return the files for names, URLs and globs. `-` is standard input.
 
-    Raises FileNotFoundError for a name or glob without a file.
+    Raises FileNotFoundError if a name or glob matches no file.
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
@@ -113,7 +113,7 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 
 def _expand_url(pattern: str) -> list[str]:
     with _remote(pattern) as (files, path):
-        if any(mark in path for mark in "*?["):
+        if any(char in path for char in "*?["):
             found = files.glob(path, detail=True)
         else:
             found = {path: files.info(path)} if files.exists(path) else {}
@@ -136,11 +136,11 @@ def _expand_path(pattern: str) -> list[str]:
 
 
 def _folder(name: str) -> IsADirectoryError:
-    return IsADirectoryError(f"{name}: is a folder; give its files, e.g. '{name}/*.txt'")
+    return IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
 
 
 def identity(name: str) -> str:
-    """Return a canonical name, equal for two names of the same text."""
+    """Return a canonical name, which is equal for two names of the same file."""
     if is_url(name):
         with _remote(name) as (files, path):
             if "file" not in files.protocol:
@@ -175,17 +175,17 @@ def check_encoding(encoding: str) -> str:
         return codecs.lookup(encoding).name
     except (LookupError, ValueError):
         raise ValueError(
-            f"--encoding {unquoted(encoding)}: unknown; try latin-1, cp1252 or utf-16"
+            f"encoding={unquoted(encoding)}: unknown; try latin-1, cp1252 or utf-16"
         ) from None
 
 
 def chunks(
     name: str, size: int = CHUNK_BYTES, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[Chunk]:
-    """Yield one source in order, cut after line ends.
+    """Yield the chunks of one source in order, each ending at a line end.
 
-    Bytes that are invalid in another encoding raise ValueError, or become U+FFFD if `errors` is
-    `replace`. Invalid UTF-8 is passed on.
+    In encodings other than UTF-8, invalid bytes raise ValueError, or become U+FFFD if `errors` is
+    `replace`. Invalid UTF-8 is not checked here.
     """
     encoding = check_encoding(encoding)
     if is_stored(name) and not name.endswith(_SUFFIXES) and encoding == UTF_8:
@@ -205,10 +205,10 @@ def is_stored(name: str) -> bool:
 def line_groups(
     name: str, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[tuple[list[bytes], int]]:
-    """Yield all lines that have arrived, without line ends, and the stored bytes they took.
+    """Yield all lines that have arrived, without line ends, and their number of stored bytes.
 
     Unlike `chunks` this does not wait for more: a program that writes to a pipe line by line may
-    be waiting for an answer. Lines end at line feeds, carriage returns, or both.
+    be waiting for a response. Lines end at line feeds, carriage returns, or both.
     """
     is_first = True
     for data, consumed in _whole_lines(name, 1, check_encoding(encoding), errors):
@@ -222,7 +222,7 @@ def line_groups(
 
 
 def _ranges(name: str, size: int) -> Iterator[Chunk]:
-    with _stored(name, 1 << 16) as file:  # only line ends are read here
+    with _stored(name, 1 << 16) as file:  # only the lines at chunk ends are read here
         total = file.seek(0, os.SEEK_END)
         if total == 0:
             raise _empty(name)
@@ -237,22 +237,22 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
 
 
 def _whole_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
-    """Yield lines with their ends, at least `size` bytes, and the stored bytes they took."""
-    held, start, before, now = bytearray(), 0, 0, 0
-    for data, now in _blocks(name, encoding, errors):
-        held += data
-        if len(held) < size:
+    """Yield whole lines, at least `size` bytes at a time, and their number of stored bytes."""
+    buffer, start, consumed_before, consumed = bytearray(), 0, 0, 0
+    for data, consumed in _blocks(name, encoding, errors):
+        buffer += data
+        if len(buffer) < size:
             continue
-        # Cut after the last line end. A final carriage return may be half of one.
-        cut = max(held.rfind(b"\n"), held.rfind(b"\r", 0, len(held) - 1)) + 1
+        # Cut after the last line end. A final carriage return may be the first half of \r\n.
+        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, len(buffer) - 1)) + 1
         if cut:
-            yield bytes(held[:cut]), now - before
-            del held[:cut]
-            start, before = start + cut, now
-        if len(held) > size + MAX_LINE_BYTES:
+            yield bytes(buffer[:cut]), consumed - consumed_before
+            del buffer[:cut]
+            start, consumed_before = start + cut, consumed
+        if len(buffer) > size + MAX_LINE_BYTES:
             raise _endless_line(name, start)
-    if held:
-        yield bytes(held), now - before
+    if buffer:
+        yield bytes(buffer), consumed - consumed_before
     elif start == 0:
         raise _empty(name)
 
@@ -302,27 +302,27 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
             with open(name, "rb") as file:
                 yield file
     except OSError as error:
-        if error.errno is not None and error.filename is None:  # errors of read() name no file
+        if error.errno is not None and error.filename is None:  # read() names no file
             error.filename = shown(name)
         raise
 
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder(encoding)(errors)
-    before = 0
+    num_decoded = 0
     for data in chain(blocks, [b""]):
-        # The decoder holds back incomplete characters and counts positions from there.
-        held = len(decoder.getstate()[0])
+        # The decoder buffers incomplete characters, and counts positions from their start.
+        num_buffered = len(decoder.getstate()[0])
         try:
-            # Encoding may fail as well: some codecs accept lone surrogates.
+            # Encoding can also fail: some codecs accept lone surrogates.
             text = decoder.decode(data, final=not data).encode()
         except UnicodeError as error:
-            place = before - held + getattr(error, "start", 0)
+            position = num_decoded - num_buffered + getattr(error, "start", 0)
             raise ValueError(
-                f"{shown(name)}: not {encoding} near byte {place}; use another --encoding or fix "
+                f"{shown(name)}: not {encoding} near byte {position}; use another encoding or fix "
                 "the text"
             ) from None
-        before += len(data)
+        num_decoded += len(data)
         yield text
 
 
@@ -340,7 +340,7 @@ def _uncompressed(name: str, raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
-    """Decompress frame by frame, because zstandard's own reader accepts truncated files."""
+    """Decompress frame by frame, because the reader of zstandard accepts truncated files."""
     try:
         import zstandard
     except ImportError:
@@ -360,15 +360,28 @@ def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the last frame is incomplete")
 
 
+_DECOMPRESSORS = {
+    b"\x1f\x8b": "zcat",
+    b"BZh": "bzcat",
+    b"\xfd7zXZ": "xzcat",
+    b"\x28\xb5\x2f\xfd": "zstdcat",
+}
+
+
+def decompressor(data: bytes) -> str | None:
+    """Return the program that decompresses the data, or None if it does not look compressed."""
+    return next((name for magic, name in _DECOMPRESSORS.items() if data.startswith(magic)), None)
+
+
 def encoding_hint(data: bytes) -> str:
     """Suggest an encoding for text that is not UTF-8."""
-    # UTF-16 has a byte order mark, or every other byte of most text is 0.
+    # UTF-16 has a byte order mark, or every other byte is usually 0.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "it looks like UTF-16: use --encoding utf-16"
+        return "it looks like UTF-16: set encoding to utf-16"
     if data[:200:2].count(0) > 80 or data[1:200:2].count(0) > 80:
-        big = data[:200:2].count(0) > 80
-        return f"it looks like UTF-16: use --encoding utf-16-{'be' if big else 'le'}"
-    return "set --encoding (latin-1, cp1252, utf-16 ...)"
+        is_big_endian = data[:200:2].count(0) > 80
+        return f"it looks like UTF-16: set encoding to utf-16-{'be' if is_big_endian else 'le'}"
+    return "set encoding (latin-1, cp1252, utf-16, ...)"
 
 
 def shown(name: str) -> str:

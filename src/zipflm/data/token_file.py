@@ -1,7 +1,7 @@
 """Token files: the memory-mapped ids of one split and the offsets of its sentences.
 
 Layout, little endian: a 128-byte header (magic, version, bytes per id, numbers of tokens and
-sentences, vocabulary size and hash), the ids in the smallest integer type, zeros up to a multiple
+sentences, vocabulary size and hash), the ids in the smallest integer type, padding to a multiple
 of 8 bytes, then one uint64 offset per sentence start and the end of the last sentence.
 """
 
@@ -30,13 +30,13 @@ _HEADER = struct.Struct("<8sIIQQQ64s")
 _HEADER_SIZE = 128
 _TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _COPY_BYTES = 1 << 22
-_COMPARED = 1 << 20
+_OFFSETS_PER_CHUNK = 1 << 20
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokens(Protocol):
-    """Source of batches: a stream of ids and where its sentences start."""
+    """Source of batches: a stream of ids and the offsets of its sentences."""
 
     @property
     def ids(self) -> NDArray[Any]: ...
@@ -64,7 +64,7 @@ class TokenArray:
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int] | NDArray[Any]]) -> TokenArray:
-        """Join sentences, each with its final `</s>`."""
+        """Concatenate sentences, each with its final `</s>`."""
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         ids = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
         joined = np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)
@@ -78,7 +78,10 @@ class TokenFile:
     vocabulary_size: int
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open a token file. Raises ValueError for other files, other versions or truncation."""
+        """Open a token file.
+
+        Raises ValueError if it is truncated, has another version or is not a token file.
+        """
         self.path: str = os.fspath(path)
         require_file(path)
         with open(path, "rb") as file:
@@ -86,7 +89,7 @@ class TokenFile:
             self._size = os.fstat(file.fileno()).st_size
             if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
                 raise ValueError(f"{self.path}: not a zipflm token file, or truncated")
-            # The map keeps the file open, so `require_whole` can see its size change.
+            # The map keeps the file open, so `require_whole` can detect a change of its size.
             self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
         _, version, width, tokens, self.num_sentences, self.vocabulary_size, digest = (
             _HEADER.unpack_from(header)
@@ -115,7 +118,7 @@ class TokenFile:
         self.require_whole()
         shape = (self.num_sentences + 1,)
         offsets: NDArray[np.uint64] = np.ndarray(shape, np.uint64, self._map, self._offsets_at)
-        # Wrong offsets could request a batch of any size.
+        # Wrong offsets could result in a batch of any size.
         if offsets[0] != 0 or offsets[-1] != len(self) or not _is_increasing(offsets):
             raise ValueError(
                 f"{self.path}: damaged, sentence offsets do not increase from 0 to {len(self)}; "
@@ -151,7 +154,7 @@ class TokenWriter:
         self._file.write(b"\0" * _HEADER_SIZE)
 
     def write(self, ids: NDArray[Any], ends: NDArray[Any]) -> None:
-        """Append ids. `ends` are the positions after each sentence end among them."""
+        """Append ids. `ends` are the positions after each sentence, counted in `ids`."""
         self._file.write(ids.astype(self.dtype).tobytes())
         self._offsets.write((ends.astype(np.uint64) + np.uint64(self.num_tokens)).tobytes())
         self.num_tokens += len(ids)
@@ -187,10 +190,10 @@ class TokenWriter:
 
 
 def _is_increasing(offsets: NDArray[np.uint64]) -> bool:
-    """Compares in pieces, because there may be millions of offsets."""
-    starts = range(0, len(offsets) - 1, _COMPARED)
-    pieces = (offsets[start : start + _COMPARED + 1] for start in starts)
-    return all(bool(np.all(piece[:-1] < piece[1:])) for piece in pieces)
+    """Return whether offsets strictly increase. Works in chunks: there can be billions."""
+    starts = range(0, len(offsets) - 1, _OFFSETS_PER_CHUNK)
+    chunks = (offsets[start : start + _OFFSETS_PER_CHUNK + 1] for start in starts)
+    return all(bool(np.all(chunk[:-1] < chunk[1:])) for chunk in chunks)
 
 
 def _aligned(position: int) -> int:

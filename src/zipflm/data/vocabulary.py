@@ -1,7 +1,7 @@
 """Vocabularies: four special tokens, then words by descending count, then fillers.
 
-Order, padding to a multiple of 8 and file format match fairseq, so its `dict.txt` gives the same
-ids.
+The order, the padding to a multiple of 8 and the file format match fairseq, so its `dict.txt` gives
+the same ids.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ BEGIN, PAD, END, UNKNOWN = range(4)
 FILLER = "madeupword"
 """Name prefix of filler ids, as in fairseq."""
 CONTINUES = "@@"
-"""Suffix of every piece but the last of a word, as in subword-nmt."""
+"""Suffix of every piece of a word except the last, as in subword-nmt."""
 
-# fairseq's mark for an entry that replaces an earlier one, e.g. a second `<unk>`.
+# fairseq's marker for an entry that replaces an earlier one, e.g. a second `<unk>`.
 _OVERWRITE = "#fairseq:overwrite"
 
 _MAX_DIGITS = 18  # so that counts fit into 64 bits
@@ -33,15 +33,15 @@ class Vocabulary:
     """Maps words to ids. `words[id]` and `counts[id]` map back; special tokens have count 0."""
 
     def __init__(self, words: Iterable[str], counts: Iterable[int]) -> None:
-        """`words` are in the order of their ids, the special tokens first."""
+        """Create a vocabulary from words in the order of their ids, special tokens first."""
         self.words: list[str] = list(words)
         self.counts: NDArray[np.int64] = np.array(list(counts), dtype=np.int64)
         if tuple(self.words[:4]) != SPECIALS or len(self.words) != len(self.counts):
             raise ValueError(
-                f"a vocabulary begins with {' '.join(SPECIALS)} and has one count per word, not "
+                f"a vocabulary starts with {' '.join(SPECIALS)} and has one count per word, not "
                 f"{self.words[:4]} and {len(self.counts)} counts for {len(self.words)} words"
             )
-        # A later entry wins, as in fairseq. `load` rejects duplicates that are not marked.
+        # A later entry replaces an earlier one, as in fairseq. `load` rejects unmarked duplicates.
         self.index: dict[str, int] = {word: i for i, word in enumerate(self.words)}
 
     @classmethod
@@ -53,9 +53,9 @@ class Vocabulary:
         max_size: int | None = None,
         multiple: int = 8,
     ) -> Vocabulary:
-        """Rank words by count, ties by code point.
+        """Create a vocabulary sorted by count, then by code point.
 
-        `max_size` includes the special tokens, but not the fillers up to a multiple of `multiple`.
+        `max_size` includes the special tokens, but not the padding to a multiple of `multiple`.
         """
         kept = sorted(
             (-count, word)
@@ -65,10 +65,10 @@ class Vocabulary:
         if max_size is not None:
             del kept[max_size - len(SPECIALS) :]
         words = [*SPECIALS, *(word for _, word in kept)]
-        numbers = [0] * len(SPECIALS) + [-count for count, _ in kept]
+        kept_counts = [0] * len(SPECIALS) + [-count for count, _ in kept]
         fillers = _fillers(words, multiple)
         words += fillers
-        return cls(words, numbers + [0] * len(fillers))
+        return cls(words, kept_counts + [0] * len(fillers))
 
     @classmethod
     def load(cls, path: str | PathLike[str], data: bytes | None = None) -> Vocabulary:
@@ -83,22 +83,22 @@ class Vocabulary:
             lines = (Path(path).read_bytes() if data is None else data).decode().split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path}: not UTF-8 at byte {error.start}; give a vocabulary file"
+                f"{path}: not UTF-8 at byte {error.start}; use a vocabulary file"
             ) from None
         if lines[-1] == "":
             lines.pop()
-        for number, line in enumerate(lines, start=1):
-            word, count, overwrites = _parse(path, number, line)
+        for line_number, line in enumerate(lines, start=1):
+            word, count, overwrites = _parse(path, line_number, line)
             if word in lines_of and not overwrites:
                 where = f"in line {lines_of[word]}" if lines_of[word] else "a special token"
-                raise ValueError(f"{path}: line {number}: {word!r} is already {where}")
-            if number > 1 and count > counts[-1]:
+                raise ValueError(f"{path}: line {line_number}: {word!r} is already {where}")
+            if line_number > 1 and count > counts[-1]:
                 raise ValueError(
-                    f"{path}: line {number}: count {count} of {word!r} is higher than the previous "
-                    f"count {counts[-1]}; sort by descending count (but do not reorder the "
-                    "vocabulary of a trained model)"
+                    f"{path}: line {line_number}: count {count} of {word!r} is higher than the "
+                    f"previous count {counts[-1]}; sort by descending count (but do not reorder "
+                    "the vocabulary of a trained model)"
                 )
-            lines_of[word] = number
+            lines_of[word] = line_number
             words.append(word)
             counts.append(count)
         if len(words) == len(SPECIALS):
@@ -106,12 +106,12 @@ class Vocabulary:
         return cls(words, counts)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the format that `load` and fairseq read."""
+        """Write a file in the format that `load` and fairseq read."""
         seen: set[str] = set(SPECIALS)
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             for word, count in zip(self.words[4:], self.counts[4:].tolist(), strict=True):
-                mark = f" {_OVERWRITE}" if word in seen else ""
-                file.write(f"{word} {count}{mark}\n")
+                marker = f" {_OVERWRITE}" if word in seen else ""
+                file.write(f"{word} {count}{marker}\n")
                 seen.add(word)
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class Vocabulary:
         return isinstance(other, Vocabulary) and self.words == other.words
 
     def id(self, word: str) -> int:
-        """Return the id of a word, or that of `<unk>`."""
+        """Return the id of a word, or the id of `<unk>` if it is unknown."""
         return self.index.get(word, UNKNOWN)
 
     def ids(self, words: Collection[str]) -> NDArray[np.int64]:
@@ -138,7 +138,7 @@ class Vocabulary:
 
     @cached_property
     def ends_word(self) -> NDArray[np.bool_]:
-        """Per id of a BPE vocabulary: whether it is the last piece of a word."""
+        """Mask over the ids of a BPE vocabulary: True for the last piece of a word."""
         return np.array([not word.endswith(CONTINUES) for word in self.words], dtype=np.bool_)
 
     @property
@@ -149,16 +149,16 @@ class Vocabulary:
 
 def _fillers(words: Sequence[str], multiple: int) -> list[str]:
     """Return `madeupword0000` and so on, skipping names that are taken."""
-    taken, fillers, number = set(words), list[str](), 0
+    taken, fillers, index = set(words), list[str](), 0
     while (len(words) + len(fillers)) % multiple:
-        name = f"{FILLER}{number:04d}"
+        name = f"{FILLER}{index:04d}"
         if name not in taken:
             fillers.append(name)
-        number += 1
+        index += 1
     return fillers
 
 
-def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int, bool]:
+def _parse(path: str | PathLike[str], line_number: int, line: str) -> tuple[str, int, bool]:
     # Split at the last plain space, as fairseq does: words may contain other white space.
     word, _, field = line.rstrip().rpartition(" ")
     overwrites = field == _OVERWRITE
@@ -166,6 +166,6 @@ def _parse(path: str | PathLike[str], number: int, line: str) -> tuple[str, int,
         word, _, field = word.rpartition(" ")
     if not word or not (field.isascii() and field.isdigit() and len(field) <= _MAX_DIGITS):
         raise ValueError(
-            f"{path}: line {number}: {line[:60]!r} is not a word, a space and a whole number"
+            f"{path}: line {line_number}: {line[:60]!r} is not a word, a space and a whole number"
         )
     return word, int(field), overwrites

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from zipflm.config import Blocks, BreakMode
 from zipflm.data.token_file import Tokens
 
-_AT_ONCE = 1 << 14
-"""Sentences or windows per step; their arrays fit into the CPU cache."""
-_SMALL = 8
-"""A batch below 1/8 of the token limit leaves the device idle."""
+_PER_STEP = 1 << 14
+"""Sentences or windows per step. Their arrays fit into the CPU cache."""
+_SMALL_FRACTION = 8
+"""A batch below 1/8 of the token limit does not keep the device busy."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Rows:
     runs: Runs
     """Window lengths."""
     windows: Callable[[Positions], Windows]
-    """Returns the windows at the given places in the order."""
+    """Returns the windows at the given positions in this order."""
 
 
 def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
     """Return the boundaries of the parts, ascending from 0 to the number of tokens.
 
-    `none`: every `size` tokens, the last part shorter. `complete`: as many whole sentences as fit
-    into `size`, a longer sentence alone. `sentence`: every sentence, regardless of `size`.
+    `none`: cut every `size` tokens; the last part may be shorter. `complete`: pack whole sentences
+    up to `size` tokens; a longer sentence is a separate part. `sentence`: one part per sentence.
     """
     if break_mode == "none":
         total = len(tokens.ids)
@@ -64,53 +64,54 @@ def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
 def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool, streams: int = 1) -> Rows:
     """Return the windows of a stream in order, or sorted by length.
 
-    With break mode `stream`: the first window of each of `streams` stretches, then the second of
-    each, and so on. All are listed with the same length, although the last of a stretch is shorter.
+    With break mode `stream`: the first window of each of `streams` segments, then the second of
+    each, and so on. All have the same nominal length, although the last of a segment is shorter.
     """
     if blocks.break_mode == "stream":
-        return _stretches(len(tokens.ids), blocks.block, streams)
+        return _segments(len(tokens.ids), blocks.block, streams)
     if blocks.break_mode == "none":
         return _even_rows(len(tokens.ids), blocks, sorts)
     bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
     return _rows_between(bounds, blocks, sorts)
 
 
-def _stretches(total: int, block: int, number: int) -> Rows:
-    length = -(-total // number)
+def _segments(total: int, block: int, num_segments: int) -> Rows:
+    length = -(-total // num_segments)
 
-    def windows(places: Positions) -> Windows:
-        column, stretch = np.divmod(places, number)
-        limit = np.minimum((stretch + 1) * length, total)
-        start = np.minimum(stretch * length + column * block, limit)
+    def windows(positions: Positions) -> Windows:
+        column, segment = np.divmod(positions, num_segments)
+        limit = np.minimum((segment + 1) * length, total)
+        start = np.minimum(segment * length + column * block, limit)
         return Windows(start, start, np.minimum(start + block, limit))
 
-    num_rows = -(-length // block) * number
+    num_rows = -(-length // block) * num_segments
     return Rows(_runs(np.array([block]), np.array([num_rows])), windows)
 
 
 def _even_rows(total: int, blocks: Blocks, sorts: bool) -> Rows:
-    """Windows over parts of one size, computed on demand: nothing is stored per window."""
+    """Return windows over parts of one size, computed on demand instead of stored."""
     size = blocks.block - blocks.context
-    number = -(-total // size)
+    num_parts = -(-total // size)
 
     def windows(parts: Positions) -> Windows:
         return with_context(parts * size, np.minimum((parts + 1) * size, total), blocks)
 
     # The first windows have less context, and the last part may be shorter.
-    num_first = min(-(-blocks.context // size), number - 1)
-    few = np.append(np.arange(num_first), number - 1)
-    few_lengths, others = _lengths(windows(few)), number - len(few)
+    num_first = min(-(-blocks.context // size), num_parts - 1)
+    short = np.append(np.arange(num_first), num_parts - 1)
+    short_lengths, num_full = _lengths(windows(short)), num_parts - len(short)
     if not sorts:
-        lengths = np.insert(few_lengths, num_first, blocks.block)
-        counts = np.insert(np.ones_like(few), num_first, others)
+        lengths = np.insert(short_lengths, num_first, blocks.block)
+        counts = np.insert(np.ones_like(short), num_first, num_full)
         return Rows(_runs(lengths, counts), windows)
-    few = few[np.argsort(few_lengths, kind="stable")]
-    lengths = np.append(np.sort(few_lengths), blocks.block)
-    counts = np.append(np.ones_like(few), others)
+    short = short[np.argsort(short_lengths, kind="stable")]
+    lengths = np.append(np.sort(short_lengths), blocks.block)
+    counts = np.append(np.ones_like(short), num_full)
 
-    def sorted_windows(places: Positions) -> Windows:
-        among_few = few[np.minimum(places, len(few) - 1)]
-        return windows(np.where(places < len(few), among_few, places - len(few) + num_first))
+    def sorted_windows(positions: Positions) -> Windows:
+        shorter = short[np.minimum(positions, len(short) - 1)]
+        full = positions - len(short) + num_first
+        return windows(np.where(positions < len(short), shorter, full))
 
     return Rows(_runs(lengths, counts), sorted_windows)
 
@@ -129,38 +130,40 @@ def _rows_between(bounds: NDArray[Any], blocks: Blocks, sorts: bool) -> Rows:
     if not sorts:
         return Rows(Runs.of(lengths), windows)
     order = np.argsort(lengths, kind="stable")
-    return Rows(Runs.of(lengths[order]), lambda places: windows(order[places]))
+    return Rows(Runs.of(lengths[order]), lambda positions: windows(order[positions]))
 
 
 def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
-    """Lengths in a small type, which sorts fast; in pieces, because fresh memory is slow."""
-    pieces = []
-    for at in range(0, len(bounds) - 1, _AT_ONCE):
-        near = bounds[at : at + _AT_ONCE + 1].astype(np.int64)
+    """Return lengths in a small type, which sorts fast. Works in chunks that fit into the cache."""
+    chunks = []
+    for at in range(0, len(bounds) - 1, _PER_STEP):
+        near = bounds[at : at + _PER_STEP + 1].astype(np.int64)
         lengths = _lengths(with_context(near[:-1], near[1:], blocks))
-        pieces.append(lengths.astype(np.uint16 if lengths.max() < 1 << 16 else np.int64))
-    return np.concatenate(pieces)
+        chunks.append(lengths.astype(np.uint16 if lengths.max() < 1 << 16 else np.int64))
+    return np.concatenate(chunks)
 
 
-def with_context(start: Positions, end: Positions, blocks: Blocks, begin: int = 0) -> Windows:
-    """Return windows with as much context since `begin` as fits into a block."""
+def with_context(start: Positions, end: Positions, blocks: Blocks, earliest: int = 0) -> Windows:
+    """Return windows with the context from `earliest` on that fits into a block."""
     room = np.clip(blocks.block - (end - start), 0, blocks.context)
-    return Windows(np.maximum(start - room, begin), start, end)
+    return Windows(np.maximum(start - room, earliest), start, end)
 
 
 def document_windows(
-    begins: Positions, starts: Positions, ends: Positions, blocks: Blocks
+    document_starts: Positions, starts: Positions, ends: Positions, blocks: Blocks
 ) -> Windows:
     """Return windows over independent documents of a stream, each scored from `starts` on.
 
     Documents longer than a block are cut into parts of `block - context` tokens.
     """
-    fits = ends - begins <= blocks.block
+    fits = ends - document_starts <= blocks.block
     whole, size = fits & (starts < ends), blocks.block - blocks.context
-    parts = [Windows(begins[whole], starts[whole], ends[whole])]
-    for begin, start, end in zip(begins[~fits], starts[~fits], ends[~fits], strict=True):
+    parts = [Windows(document_starts[whole], starts[whole], ends[whole])]
+    long = (document_starts[~fits], starts[~fits], ends[~fits])
+    for document_start, start, end in zip(*long, strict=True):
         first = np.arange(start, end, size)
-        parts.append(with_context(first, np.minimum(first + size, end), blocks, begin))
+        last = np.minimum(first + size, end)
+        parts.append(with_context(first, last, blocks, document_start))
     return Windows(
         np.concatenate([part.first for part in parts]),
         np.concatenate([part.start for part in parts]),
@@ -169,21 +172,22 @@ def document_windows(
 
 
 def batched(windows: Windows, max_tokens: int, *, sorts: bool = True) -> Iterator[Windows]:
-    """Yield batches of up to `max_tokens` tokens, padding included, sorted by length or in order.
+    """Yield batches of up to `max_tokens` tokens including padding, sorted by length or in order.
 
-    A batch that keeps the device busy does not grow if that takes more than 10 % padding.
+    A batch that keeps the device busy does not grow if that needs more than 10 % padding.
     """
     lengths = _lengths(windows)
     order: Positions = np.argsort(lengths, kind="stable") if sorts else np.arange(len(lengths))
     lengths, row = lengths[order], 0
     while row < len(lengths):
-        some = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
-        longest = np.maximum.accumulate(some)
-        used, padded = np.cumsum(some), longest * np.arange(1, len(some) + 1)
-        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL)
-        number = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
-        yield windows[order[row : row + number]]
-        row += number
+        candidates = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
+        longest = np.maximum.accumulate(candidates)
+        used = np.cumsum(candidates)
+        padded = longest * np.arange(1, len(candidates) + 1)
+        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL_FRACTION)
+        size = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
+        yield windows[order[row : row + size]]
+        row += size
 
 
 def _lengths(windows: Windows) -> Positions:
@@ -194,18 +198,18 @@ def _pack(offsets: NDArray[Any], size: int) -> Positions:
     """Return the first sentence of each part of whole sentences, then the number of sentences."""
     firsts, sentence, total = array("q", [0]), 0, len(offsets) - 1
     while sentence < total:
-        # For many sentences i at once: the end of a part that begins with i. All offsets that are
-        # within reach fit into the cache.
-        start, stop = sentence, min(sentence + _AT_ONCE, total)
+        # For many sentences i per step: the end of a part that starts with sentence i. The offsets
+        # used here fit into the cache.
+        start, stop = sentence, min(sentence + _PER_STEP, total)
         near = offsets[start : min(stop + size, total) + 1]
         limits = near[: stop - start] + np.asarray(size, dtype=offsets.dtype)
         ends = np.searchsorted(near, limits, side="right") - 1
         ends = np.maximum(ends, np.arange(1, stop - start + 1)) + start
-        # A part begins where the one before ends. This is the only Python code run per part.
-        view, note = ends.data, firsts.append
+        # A part starts where the previous one ends. This is the only Python code run per part.
+        view, append = ends.data, firsts.append
         while sentence < stop:
             sentence = view[sentence - start]
-            note(sentence)
+            append(sentence)
     return np.array(firsts, dtype=np.int64)
 
 
@@ -221,7 +225,7 @@ class Runs:
 
     @classmethod
     def of(cls, lengths: NDArray[Any], counts: Positions | None = None) -> Runs:
-        """Merge equal neighbours. `counts` is the number of rows per length, by default 1."""
+        """Merge adjacent equal lengths. `counts` is the number of rows per length (default: 1)."""
         if len(lengths) == 0:
             return cls(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)
@@ -249,29 +253,29 @@ class Runs:
 
 @dataclass(frozen=True)
 class Groups:
-    """The rows of each batch, stored as pieces of consecutive batches of one size."""
+    """The rows of each batch, stored as runs of consecutive batches of one size."""
 
     first_rows: Positions
-    """First row of each piece."""
+    """First row of each run."""
     first_batches: Positions
-    """First batch of each piece, then the number of batches."""
+    """First batch of each run, then the number of batches."""
     sizes: Positions
-    """Rows per batch of each piece."""
+    """Rows per batch of each run."""
 
     def __len__(self) -> int:
         return int(self.first_batches[-1])
 
     def rows(self, batches: Positions) -> tuple[Positions, Positions]:
         """Return the first row and the number of rows of each batch."""
-        piece = np.searchsorted(self.first_batches, batches, side="right") - 1
-        sizes = self.sizes[piece]
-        return self.first_rows[piece] + (batches - self.first_batches[piece]) * sizes, sizes
+        run = np.searchsorted(self.first_batches, batches, side="right") - 1
+        sizes = self.sizes[run]
+        return self.first_rows[run] + (batches - self.first_batches[run]) * sizes, sizes
 
 
 def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
     """Return batch boundaries over rows in the given order.
 
-    A batch has as many rows as fit into `max_tokens` when padded. A longer row is a batch alone.
+    Batches are filled up to `max_tokens` including padding. A longer row is a separate batch.
     """
     groups = group_runs(Runs.of(lengths), max_tokens)
     return np.append(groups.rows(np.arange(len(groups)))[0], len(lengths))
@@ -281,16 +285,17 @@ def group_runs(runs: Runs, max_tokens: int) -> Groups:
     """Like `group`, for run-length encoded rows. Rows of one length fill batches of one size."""
     rows, batches, sizes, row = array("q"), array("q", [0]), array("q"), 0
     for length, end in zip(runs.lengths.tolist(), runs.ends.tolist(), strict=True):
-        most = max(1, max_tokens // length)
+        max_rows = max(1, max_tokens // length)
         while row < end:
-            number, size = (end - row) // most, most
-            if number == 0:
-                number, size = 1, _num_fitting(runs.lengths_of(row, row + most), max_tokens)
+            num_batches, size = (end - row) // max_rows, max_rows
+            if num_batches == 0:
+                lengths = runs.lengths_of(row, row + max_rows)
+                num_batches, size = 1, _num_fitting(lengths, max_tokens)
             rows.append(row)
-            batches.append(batches[-1] + number)
+            batches.append(batches[-1] + num_batches)
             sizes.append(size)
-            row += number * size
-    return Groups(*(np.array(each, dtype=np.int64) for each in (rows, batches, sizes)))
+            row += num_batches * size
+    return Groups(*(np.array(values, dtype=np.int64) for values in (rows, batches, sizes)))
 
 
 def _num_fitting(lengths: Positions, max_tokens: int) -> int:

@@ -1,7 +1,7 @@
-"""Import language models of fairseq, without fairseq.
+"""Import fairseq language models. fairseq itself is not needed.
 
-`fairseq_file` reads a checkpoint, `fairseq_options` translates old options, and a table of
-templates here translates the names of weights. Unknown options and weights are errors.
+`fairseq_file` reads a checkpoint, `fairseq_options` converts options of old versions, and `_NAMES`
+below maps weight names. Unknown options and weights are errors.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import write_imported
 from zipflm.runs.records import ImportedState
 
-# Raised for text that is not the expected literal.
-_NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
-# Number of a layer, band or convolution in the name of a weight.
+# Raised by `_literal` and `index` for invalid text.
+_LITERAL_ERRORS = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
+# Index of a layer, band or convolution in the name of a weight.
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 _FUSED = re.compile(r"layers\.([0-9]+)\.self_attn\.in_proj_(weight|bias)")
 
-# fairseq's name -> our name. {} is a number. None: not a weight.
+# fairseq's name -> our name, or None if it is not a weight. {} is an index.
 _NAMES: dict[str, str | None] = {
     "version": None,
     "adaptive_softmax.version": None,
     "adaptive_softmax.head._float_tensor": None,
     "embed_tokens._float_tensor": None,
     "embed_positions._float_tensor": None,
-    "embed_positions.weights": None,  # sinusoids, computed again
+    "embed_positions.weights": None,  # sinusoids, recomputed
     "embed_tokens.weight": "input.table",
     "project_in_dim.weight": "input.projection.weight",
     "embed_tokens.embeddings.{}.0.weight": "input.embeddings.{}",
@@ -104,7 +104,7 @@ def model_config(
 ) -> ModelConfig:
     """Return the config for the `args` or `cfg.model` of a checkpoint.
 
-    Options of old versions are incomplete; also pass the `weights` for these.
+    Options of old versions are incomplete, so pass the `weights` as well.
     """
     return config_from_latest(latest_options(options, weights or {}), vocab_size)
 
@@ -154,14 +154,14 @@ def _output_config(options: Mapping[str, Any]) -> OutputConfig:
         cutoffs=_cutoffs(options, "adaptive_softmax_cutoff"),
         dim=options["decoder_output_dim"],
         factor=options["adaptive_softmax_factor"],
-        # fairseq has one rate for the input of the layer and for the tails.
+        # fairseq uses one rate for the layer's input and the tails.
         tail_dropout=options["adaptive_softmax_dropout"],
         input_dropout=options["adaptive_softmax_dropout"],
     )
 
 
 def _tie(options: Mapping[str, Any]) -> Tie:
-    # Each kind of output layer has its own option and ignores the other one.
+    # Full and adaptive output layers each have their own tying options.
     if options["adaptive_softmax_cutoff"] is None:
         return Tie.EMBEDDINGS if options["share_decoder_input_output_embed"] else Tie.NONE
     if not options["tie_adaptive_weights"]:
@@ -173,7 +173,7 @@ def _cutoffs(options: Mapping[str, Any], name: str) -> tuple[int, ...]:
     try:  # fairseq evaluates the text, so brackets around the numbers are optional
         value = _literal(options[name])
         return tuple(map(index, value if isinstance(value, tuple | list) else [value]))
-    except _NO_LITERAL:
+    except _LITERAL_ERRORS:
         raise ValueError(
             f"{name}={quoted(options[name])}: expected numbers like '20000,60000'"
         ) from None
@@ -182,7 +182,7 @@ def _cutoffs(options: Mapping[str, Any], name: str) -> tuple[int, ...]:
 def _filters(text: str) -> tuple[tuple[int, int], ...]:
     try:
         return tuple((index(size), index(features)) for size, features in _literal(text))
-    except _NO_LITERAL:
+    except _LITERAL_ERRORS:
         raise ValueError(f"character_filters={quoted(text)}: expected '[(1, 128), ...]'") from None
 
 
@@ -193,9 +193,9 @@ def _literal(text: str) -> Any:
 
 
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Rename the weights of a fairseq state dict to those of `LanguageModel(config).state_dict()`.
+    """Convert a fairseq state dict to the names of `LanguageModel(config).state_dict()`.
 
-    Raises ValueError listing unknown names.
+    Raises ValueError that lists unknown names.
     """
     return weights_and_copies(state, config)[0]
 
@@ -203,27 +203,27 @@ def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
 def weights_and_copies(
     state: Mapping[str, Tensor], config: ModelConfig
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the renamed weights, and separately the second copies of tied weights."""
+    """Return the renamed weights, and separately the duplicates of tied weights."""
     weights: dict[str, Tensor] = {}
     unknown: list[str] = []
-    twice: list[str] = []
+    repeated: list[str] = []
     for name, tensor in state.items():
-        known = _named_parts(name.removeprefix("decoder."), tensor, config)
-        if known is None:
+        renamed = _renamed_parts(name.removeprefix("decoder."), tensor, config)
+        if renamed is None:
             unknown.append(name)
             continue
-        twice += sorted(known.keys() & weights.keys())
-        weights |= known
+        repeated += sorted(renamed.keys() & weights.keys())
+        weights |= renamed
     if unknown:
         raise ValueError(f"unknown weights: {listed(map(unquoted, sorted(unknown)))}")
-    if twice:
-        raise ValueError(f"duplicate weights under two names: {listed(twice)}")
+    if repeated:
+        raise ValueError(f"weights stored under two names: {listed(repeated)}")
     copies = {name: weights.pop(name) for name in list(weights) if _original(name, config.tie)}
     return weights, copies
 
 
-def _named_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
-    """Return our weights for one of fairseq's, or None if its name is unknown."""
+def _renamed_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
+    """Return the weights that one of fairseq's becomes, or None if its name is unknown."""
     if name == "adaptive_softmax.head.weight" and config.output_bands is not None:
         num_words = config.output_bands.sizes[0]
         return {"output.embeddings.0": tensor[:num_words], "output.clusters": tensor[num_words:]}
@@ -250,21 +250,21 @@ def _original(name: str, tie: Tie) -> str | None:
     if tie != Tie.NONE and name.startswith(("output.table", "output.embeddings.")):
         return name.replace("output.", "input.")
     if tie == Tie.PROJECTIONS and name.startswith("output.tail_projections."):
-        return f"input.projections.{int(name.rpartition('.')[2]) + 1}"  # our list has the head
+        return f"input.projections.{int(name.rpartition('.')[2]) + 1}"  # our list includes the head
     return None
 
 
 Source = str | PathLike[str]
 Unit = Literal["word", "bpe"]
 
-# About half of the entries of a sub-word dictionary have the mark of subword-nmt or sentencepiece.
-# In dictionaries of words such marks are very rare.
+# About half of the entries of a sub-word dictionary carry a subword-nmt or sentencepiece marker. In
+# dictionaries of words such markers are very rare.
 _SHARE_OF_PIECES = 0.05
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """The parts of a run folder."""
+    """An imported model: the contents of a run folder."""
 
     config: Config
     weights: dict[str, Tensor]
@@ -279,17 +279,18 @@ def read_model(
 ) -> ImportedModel:
     """Read a checkpoint and the `dict.txt` of its training data.
 
-    By default the `unit` is guessed from the dictionary. Raises ValueError or OSError, naming the
-    file, if a file is damaged, hostile, unsupported or does not fit.
+    By default the `unit` is detected from the dictionary. Raises ValueError or OSError, naming the
+    file, if a file is damaged, unsafe, unsupported or does not match.
     """
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
     try:
-        # Before the weights, because an unsupported model also has other weights.
+        # Check options first: an unsupported model would otherwise fail with a confusing error
+        # about its weights.
         options = latest_options(file.options, file.weights, file.model_options)
-        _require_size(dictionary, vocabulary, file.weights)
+        _check_vocabulary_size(dictionary, vocabulary, file.weights)
         model = config_from_latest(options, len(vocabulary))
-        weights = fitting_weights(file.weights, model)
+        weights = checked_weights(file.weights, model)
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {error}") from None
     # Copied, because the tensors are views of the mapped file.
@@ -298,19 +299,19 @@ def read_model(
     return ImportedModel(config, weights, vocabulary, file.updates)
 
 
-def _require_size(
+def _check_vocabulary_size(
     dictionary: Source, vocabulary: Vocabulary, weights: Mapping[str, Tensor]
 ) -> None:
     size = vocabulary_size(weights)
     if len(vocabulary) != size:
         raise ValueError(
-            f"the model has {size} words, but {dictionary} has {len(vocabulary)} including special "
-            "tokens; use the dict.txt of the training data"
+            f"the model has a vocabulary of {size}, but {dictionary} has {len(vocabulary)} entries "
+            "including special tokens; use the dict.txt of the training data"
         )
 
 
 def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
-    """Return the number of words in a state dict."""
+    """Return the vocabulary size of a state dict."""
     for name in ("embed_tokens.weight", "output_projection.weight", "embed_out"):
         if f"decoder.{name}" in weights:
             return len(weights[f"decoder.{name}"])
@@ -320,7 +321,7 @@ def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
     tails = _lengths(r"adaptive_softmax\.tail\.[0-9]+\.2\.weight", weights)
     head = weights.get("decoder.adaptive_softmax.head.weight")
     if head is None:
-        raise ValueError("no embedding table among the weights; not a language model")
+        raise ValueError("the weights contain no embedding table; not a language model")
     return len(head) - len(tails) + sum(tails)  # the head also has a row per tail
 
 
@@ -328,32 +329,32 @@ def _lengths(pattern: str, weights: Mapping[str, Tensor]) -> list[int]:
     return [len(t) for name, t in weights.items() if re.fullmatch(rf"decoder\.{pattern}", name)]
 
 
-def fitting_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def checked_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Return a complete `LanguageModel(config).state_dict()`.
 
-    Raises ValueError listing weights that are unknown, missing, unexpected or of the wrong shape,
-    and tied weights that differ.
+    Raises ValueError that lists weights that are unknown, missing, unexpected or of the wrong
+    shape, or tied weights that differ.
     """
     version = "decoder.adaptive_softmax.version"
     if isinstance(config.output, AdaptiveOutput) and version not in state:
         raise ValueError(
-            f"weights do not fit the options: missing: {version}; the adaptive softmax is of an "
-            "older kind that current fairseq does not support either"
+            f"weights do not match the options: missing: {version}; the checkpoint uses an old "
+            "adaptive softmax format, which current fairseq does not support either"
         )
     weights, copies = weights_and_copies(state, config)
-    _require_fit(weights, config)
+    _check_shapes(weights, config)
     for name, copy in copies.items():
         original = _original(name, config.tie)
-        same = weights.get(original or "")
-        if same is None or copy.dtype != same.dtype or not torch.equal(copy, same):
+        tied = weights.get(original or "")
+        if tied is None or copy.dtype != tied.dtype or not torch.equal(copy, tied):
             raise ValueError(
-                f"{name} and {original} are tied by the options, but differ; the file was modified "
-                "or has the options of another model"
+                f"{name} and {original} should be equal according to the options, but differ; the "
+                "file was modified or has the options of another model"
             )
     return weights
 
 
-def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+def _check_shapes(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
     with torch.device("meta"):
         model = LanguageModel(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -369,8 +370,10 @@ def _require_fit(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
         "not floating point": [n for n, t in weights.items() if not t.is_floating_point()],
     }
     if any(wrong.values()):
-        lists = "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names)
-        raise ValueError(f"weights do not fit the options: {lists}")
+        lists = "; ".join(
+            f"{problem}: {listed(names)}" for problem, names in wrong.items() if names
+        )
+        raise ValueError(f"weights do not match the options: {lists}")
 
 
 def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
@@ -379,14 +382,14 @@ def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
     foreign = sum(word.startswith("\u2581") for word in vocabulary.words)
     if foreign > _SHARE_OF_PIECES * len(vocabulary):
         raise ValueError(
-            f"{dictionary}: {foreign} of {len(vocabulary)} entries begin with \u2581, the mark of "
-            f"sentencepiece; zipflm supports only pieces of subword-nmt ({CONTINUES})"
+            f"{dictionary}: {foreign} of {len(vocabulary)} entries start with \u2581, the marker "
+            f"of sentencepiece; zipflm supports only subword-nmt pieces ({CONTINUES})"
         )
     return "word"
 
 
 def _run_config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
-    """Return the config of a run. Training options are not translated."""
+    """Return the config of a run. Training options are not converted."""
     block = options.get("tokens_per_sample") or BatchConfig().block
     tokens = max(block, BatchConfig().tokens)
     return Config(
@@ -404,11 +407,11 @@ def import_run(
     bpe_codes: Source | None = None,
     splitting: Splitting = PLAIN,
 ) -> ImportedModel:
-    """Make the run folder `out`, to evaluate and analyse, not to resume.
+    """Create the run folder `out`. The run can be evaluated and analyzed, but not resumed.
 
     Pass the `bpe_codes` and `splitting` of the training text, so that raw text is split the same
-    way. Raises ValueError or OSError, naming the file, if a file is damaged, hostile or does not
-    fit, and FileExistsError if `out` exists.
+    way. Raises ValueError or OSError, naming the file, if a file is damaged, unsafe, unsupported or
+    does not match, and FileExistsError if `out` exists and is not an empty folder.
     """
     codes = None if bpe_codes is None else Codes.load(bpe_codes)
     model = read_model(checkpoint, dictionary, unit=None if codes is None else "bpe")

@@ -1,7 +1,7 @@
 """Read options and weights of a fairseq checkpoint, without fairseq and without running its code.
 
-torch's restricted loader reads the file. Classes of fairseq, omegaconf and a few others are
-replaced by a placeholder that stores its arguments; any other class is an error. Options are in
+torch's restricted loader reads the file. Objects of fairseq, omegaconf and a few other classes are
+replaced by placeholders that store their arguments; any other class is an error. Options are in
 `args`, a flat Namespace, or in `cfg`, by section.
 """
 
@@ -31,14 +31,14 @@ _PLACEHOLDERS = re.compile(
     # The best validation loss may be a NumPy scalar.
     r"|numpy\.dtype|numpy\._?core\.multiarray\.scalar"
 )
-_PYTHON_2 = {"long": "int", "unicode": "str"}  # names in pickles of protocol 2
+_PYTHON_2 = {"long": "int", "unicode": "str"}  # names in Python 2 pickles
 _STREAM_PICKLES = 4  # pickles before the tensor data, in files from before torch 1.6
 _MISSING = "???"  # an option without a value in omegaconf
 _REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}", re.ASCII)
 
 
 class _Placeholder:
-    """Replaces an object of a class that is not imported."""
+    """Stands for an object whose class is not imported."""
 
     arguments: tuple[Any, ...] = ()
     state: Any = None
@@ -67,7 +67,7 @@ class CheckpointFile:
 def read_checkpoint(path: str | PathLike[str]) -> CheckpointFile:
     """Read the checkpoint of a language model.
 
-    Raises ValueError, naming file and reason, if it is truncated, hostile or something else.
+    Raises ValueError, naming file and reason, if it is truncated, unsafe or another kind of file.
     """
     try:
         contents = _plain(_load(path))
@@ -91,29 +91,29 @@ def _load(path: str | PathLike[str]) -> Any:
     allowed.append((_plain_dict, "collections.defaultdict"))
     try:
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the pickle protocol, or TorchScript
+            warnings.simplefilter("ignore")  # about the pickle protocol or TorchScript
             return torch.load(path, "cpu", weights_only=True, mmap=can_be_mapped)
     except pickle.UnpicklingError as error:
-        if refused := re.search(r"GLOBAL (\S+)", str(error)):
+        if rejected := re.search(r"GLOBAL (\S+)", str(error)):
             raise ValueError(
-                f"refers to {unquoted(refused[1])}, which is not allowed because loading it could "
+                f"refers to {unquoted(rejected[1])}, which is not allowed because loading it could "
                 "run code; zipflm reads only tensors, plain values and the classes of fairseq and "
                 "omegaconf"
             ) from None
         raise ValueError("truncated, damaged or not a file from torch.save") from None
-    except Exception as error:  # torch raises many kinds for files of other formats
+    except Exception as error:  # torch raises many types for files of other formats
         raise _damaged(error) from None
 
 
 def _inspect(file: BinaryIO) -> tuple[set[str], bool]:
-    """Check the checksums of an archive; return the names in it and whether it is uncompressed."""
+    """Verify the archive, and return the class names in it and whether it is uncompressed."""
     try:
         with zipfile.ZipFile(file) as archive:
             if (member := archive.testzip()) is not None:
-                raise ValueError(f"wrong checksum of member {quoted(member)}")
+                raise ValueError(f"wrong checksum for member {quoted(member)}")
             program = next((n for n in archive.namelist() if n.endswith("/data.pkl")), None)
             if program is None:
-                raise ValueError("an archive without data.pkl")
+                raise ValueError("the archive has no data.pkl")
             names = _names(io.BytesIO(archive.read(program)))
             stored = all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
             return names, stored
@@ -124,7 +124,7 @@ def _inspect(file: BinaryIO) -> tuple[set[str], bool]:
 def _stream_names(file: BinaryIO) -> set[str]:
     try:
         return set[str]().union(*(_names(file) for _ in range(_STREAM_PICKLES)))
-    except (ValueError, OverflowError, MemoryError):  # random bytes can mean huge lengths
+    except (ValueError, OverflowError, MemoryError):  # random bytes can encode huge lengths
         raise ValueError("truncated or not a checkpoint from torch.save") from None
 
 
@@ -144,12 +144,12 @@ def _plain_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Copy a dict: one from a file may have attributes that hide its methods."""
+    """Copy a dict, because one from a file may have attributes that hide its methods."""
     return dict(dict.items(value)) if isinstance(value, dict) else value
 
 
 def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return all options in one dict, and the names of those of the model."""
+    """Return all options in one dict, and the names of the model options."""
     if contents.get("cfg") is None:
         if "args" not in contents:
             raise _not_a_checkpoint("it has neither args nor cfg")
@@ -159,9 +159,9 @@ def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str
     task = _section("cfg.task", sections.get("task"), sections)
     task_name = task.pop("_name", None)
     arch = model.pop("_name", None)
-    # A section that is a Namespace is the flat list, including training options.
+    # If the section is a Namespace, it is the flat list, including training options.
     is_sectioned = isinstance(_unwrapped(sections["model"]), dict)
-    # The model's value wins: it was filled in from the task where it was not set.
+    # The model's value takes precedence: unset ones were filled in from the task.
     names = {"task": task_name or task.get("task"), "arch": model.get("arch", arch)}
     return task | model | names, frozenset(model) if is_sectioned else frozenset()
 
@@ -189,8 +189,8 @@ def _entries(value: Any) -> Mapping[Any, Any] | None:
 def _unwrapped(value: Any) -> Any:
     """Return the value of an omegaconf node or container, and other values unchanged.
 
-    Between two releases, fairseq saved `cfg` as a DictConfig with a node per option. A member of an
-    enumeration becomes its text.
+    For some time, fairseq saved `cfg` as a DictConfig with a node per option. An enum member
+    becomes its text.
     """
     if not isinstance(value, _Placeholder):
         return value

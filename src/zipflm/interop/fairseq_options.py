@@ -1,7 +1,7 @@
-"""Translate model options of all fairseq versions into those of the latest version.
+"""Convert model options of all fairseq versions to those of the latest version.
 
 Older files lack some options or name them differently. Options that would change the model in a way
-that zipflm does not support are rejected by name, as are unknown model options that are not off.
+that zipflm does not support are errors, as are unknown model options that are enabled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zipflm.messages import quoted, unquoted
 
-# Options that must be absent or have one of these values; others are different models.
+# Options that must be absent or have one of these values.
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "task": ("language_modeling", None),
     "activation_fn": ("relu",),
@@ -35,7 +35,7 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "past_target": (False,),
     "output_dictionary_size": (-1,),
 }
-# Meaning of absent options: those versions of fairseq had no other choice.
+# Values of absent options: fairseq versions without these options behaved like this.
 _WHEN_ABSENT: dict[str, Any] = {
     "adaptive_input": False,
     "adaptive_input_cutoff": None,
@@ -61,7 +61,7 @@ _FLAGS = """
     tie_adaptive_proj no_tie_adaptive_proj no_decoder_final_norm decoder_final_norm
 """
 _TEXTS = "character_filters adaptive_input_cutoff adaptive_softmax_cutoff"
-# Types of the translated options. None always means "not set".
+# Types of the converted options. None always means "not set".
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys([*_SIZES, *_CHARACTER_SIZES], (int,)),
     **dict.fromkeys("decoder_input_dim decoder_output_dim tokens_per_sample".split(), (int,)),
@@ -69,7 +69,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_FLAGS.split(), (bool,)),
     **dict.fromkeys(_TEXTS.split(), (str,)),
 }
-_MOST_SHOWN = 10
+_MAX_SHOWN = 10
 # Options without effect on a trained model.
 _IGNORED = """
     decoder_normalize_before decoder_layerdrop quant_noise_pq quant_noise_pq_block_size
@@ -77,7 +77,7 @@ _IGNORED = """
     min_params_to_wrap tpu
     scale_parameter
 """.split()  # the last one is Adafactor's
-# Prefixes of model options, in a flat `args` with a hundred other options.
+# Prefixes that identify model options in a flat `args`, which also has training options.
 _PREFIXES = tuple(
     "decoder_ encoder_ adaptive_ character_ char_ tie_ share_ scale_ base_ quant_noise_ "
     "layernorm_".split()
@@ -89,12 +89,12 @@ def latest_options(
 ) -> dict[str, Any]:
     """Return the options for a config, as the latest fairseq would have saved them.
 
-    `weights` settle what older options leave open. An unknown option must be off if it is in
-    `model_options` or named like a model option; others may belong to training.
-    Raises ValueError listing options that are missing or not supported.
+    `weights` determine values that older options do not specify. An unknown option must be off if
+    it is in `model_options` or named like a model option; others may belong to training. Raises
+    ValueError that lists missing or unsupported options.
     """
-    _refuse_unsupported(options, model_options)
-    _require_present(options)
+    _check_supported(options, model_options)
+    _check_present(options)
     latest = _WHEN_ABSENT | {name: value for name, value in options.items() if value is not None}
     # The older name applies if the newer one is absent or 0.
     dropout = options.get("activation_dropout") or options.get("relu_dropout")
@@ -106,7 +106,7 @@ def latest_options(
     return latest
 
 
-def _require_present(options: Mapping[str, Any]) -> None:
+def _check_present(options: Mapping[str, Any]) -> None:
     required = _REQUIRED + (_REQUIRED_BY_CHARACTERS if options.get("character_embeddings") else [])
     missing = [name for name in required if options.get(name) is None]
     if options.get("activation_dropout") is None and options.get("relu_dropout") is None:
@@ -115,7 +115,7 @@ def _require_present(options: Mapping[str, Any]) -> None:
         raise ValueError(f"options missing from the checkpoint: {', '.join(missing)}")
 
 
-def _refuse_unsupported(options: Mapping[str, Any], model_options: Collection[str]) -> None:
+def _check_supported(options: Mapping[str, Any], model_options: Collection[str]) -> None:
     unsupported = [
         name
         for name, value in options.items()
@@ -137,7 +137,7 @@ def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
     if name in _TYPES:
         return _is_of_type(value, _TYPES[name])
     if name == "decoder_normalize_before" and is_model_option:
-        # Old code used pre-norm regardless of this option; later code honours it.
+        # Old code used pre-norm regardless of this option; later code honors it.
         return value is True
     if name in _IGNORED:
         return True
@@ -158,14 +158,14 @@ def _is_off(value: Any) -> bool:
 
 
 def _is_of_type(value: Any, types: tuple[type, ...]) -> bool:
-    # Compare exact types: to Python a bool is an int.
+    # Compare exact types, because a bool is an int.
     return value is None or (type(value) in types and (type(value) is str or value >= 0))
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
     version = weights.get("decoder.version")
     if weights and (version is None or float(version.flatten()[0]) <= 2):
-        return True  # that version of fairseq had none
+        return True  # this version of fairseq had no final norm
     if "decoder_final_norm" in options:
         return not options["decoder_final_norm"]
     if "no_tie_adaptive_proj" in options:
@@ -176,7 +176,7 @@ def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]
 
 
 def _ties_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
-    """Decide by the shape of the first tail projection, or else by the options."""
+    """Decide by the shape of the first tail projection, or by options if it is absent or square."""
     tail = weights.get("decoder.adaptive_softmax.tail.0.0.weight")
     if tail is None or tail.ndim != 2 or tail.shape[0] == tail.shape[1]:
         return bool(latest["tie_adaptive_proj"]) or latest.get("no_tie_adaptive_proj") is False
@@ -184,8 +184,8 @@ def _ties_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) 
 
 
 def listed(items: Iterable[str]) -> str:
-    """Join the first few items and count the rest."""
+    """Join the first items and count the rest."""
     shown = list(items)
-    head = ", ".join(shown[:_MOST_SHOWN])
-    more = len(shown) - _MOST_SHOWN
+    head = ", ".join(shown[:_MAX_SHOWN])
+    more = len(shown) - _MAX_SHOWN
     return f"{head} and {more:,} more" if more > 0 else head

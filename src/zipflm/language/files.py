@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from zipflm.data.text import STDIN, UTF_8, encoding_hint, line_groups, shown
+from zipflm.data.text import STDIN, UTF_8, decompressor, encoding_hint, line_groups, shown
 from zipflm.messages import lines
 from zipflm.storage import atomic_write, report_full_disk
 
@@ -25,14 +25,6 @@ def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]
         yield number, decode_line(name, number, line)
 
 
-_DECOMPRESSORS = {
-    b"\x1f\x8b": "zcat",
-    b"BZh": "bzcat",
-    b"\xfd7zXZ": "xzcat",
-    b"\x28\xb5\x2f\xfd": "zstdcat",
-}
-
-
 def decode_line(name: str, number: int, line: bytes, other_remedy: str = "") -> str:
     """Decode a line; ValueError with file and line number if it is not UTF-8 text."""
     if b"\0" in line:
@@ -43,9 +35,8 @@ def decode_line(name: str, number: int, line: bytes, other_remedy: str = "") -> 
         except UnicodeDecodeError as error:
             problem = f"not UTF-8 at byte {error.start} of the line"
             remedy = "or convert the text (iconv -t utf-8)"
-    for magic, program in _DECOMPRESSORS.items():
-        if number == 1 and line.startswith(magic):
-            raise ValueError(f"{shown(name)}: looks compressed; decompress it first with {program}")
+    if number == 1 and (program := decompressor(line)):
+        raise ValueError(f"{shown(name)}: looks compressed; decompress it first with {program}")
     raise ValueError(
         f"{shown(name)}: line {number}: {problem}; {encoding_hint(line)}, {remedy}{other_remedy}"
     )

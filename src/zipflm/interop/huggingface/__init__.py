@@ -29,5 +29,5 @@ __all__ = ["ZipfConfig", "ZipfForCausalLM", "ZipfTokenizer"]
 AutoConfig.register(ZipfConfig.model_type, ZipfConfig, exist_ok=True)
 AutoModelForCausalLM.register(ZipfConfig, ZipfForCausalLM, exist_ok=True)
 AutoTokenizer.register(ZipfConfig, fast_tokenizer_class=ZipfTokenizer, exist_ok=True)
-# Trainer and lm-evaluation-harness recognise causal models by these names.
+# Trainer and lm-evaluation-harness recognize causal models by these names.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(ZipfConfig.model_type, ZipfForCausalLM.__name__)

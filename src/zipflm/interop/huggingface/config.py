@@ -1,7 +1,7 @@
 """The `transformers` config of a run, with hashes of the files that its tokenizer needs.
 
-BPE codes and splitting rules are optional files. The hashes make a missing one an error; without
-them text would be silently tokenized the wrong way.
+BPE codes and splitting rules are optional files. The hashes detect a missing file; without them
+text would silently be tokenized the wrong way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TextFacts:
         )
 
     def require(self, encoder: TextEncoder) -> None:
-        """Raise ValueError, naming a file, if `encoder` reads text differently."""
+        """Raise ValueError, naming a file, if `encoder` encodes text differently."""
         found = TextFacts.of(encoder)
         for name, ours, theirs in (
             (VOCABULARY_FILE, self.vocabulary, found.vocabulary),
@@ -82,7 +82,7 @@ class ZipfConfig(PretrainedConfig):
         return_logits: bool = False,
         **kwargs: Any,
     ) -> None:
-        """`zipflm` is a `zipflm.Config` as a dict. Default: the WikiText-103 model of the paper.
+        """Create a config. `zipflm` is a `zipflm.Config` as a dict (default: wikitext-103/ADP-T).
 
         `text` is a `TextFacts` as a dict, and `updates` the number of training updates. With
         `return_logits`, calls with labels also return logits, which are large.
@@ -104,7 +104,7 @@ class ZipfConfig(PretrainedConfig):
                     "change it there, or leave this out"
                 )
             setattr(self, name, kwargs.pop(name))
-        # Tied weights are already one tensor.
+        # Tied weights are already the same tensor.
         kwargs["tie_word_embeddings"] = False
         super().__init__(**kwargs)
 

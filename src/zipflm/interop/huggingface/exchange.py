@@ -80,7 +80,7 @@ def export_run(
     """Export a checkpoint of a run to the folder `out`.
 
     Raises ValueError or OSError, naming the file, if a file is damaged or `transformers` does not
-    support the model, and FileExistsError if `out` exists.
+    support the model, and FileExistsError if `out` exists and is not an empty folder.
     """
     _require_size(max_shard_size)
     run = load_run(path, checkpoint)
@@ -100,10 +100,10 @@ def export_run(
 
 
 def _require_size(size: str | int) -> None:
-    # transformers would misread other sizes: -5GB gives a file per weight.
+    # transformers misinterprets other sizes: -5GB would write one file per weight.
     known = re.fullmatch(r"\s*(\d+(\.\d+)?)\s*[KMGT]B\s*", str(size), re.ASCII | re.IGNORECASE)
     if not (size > 0 if isinstance(size, int) else known and float(known[1]) > 0):
-        raise ValueError(f"--max-shard-size {size}: use a size in KB, MB, GB or TB, e.g. 500MB")
+        raise ValueError(f"max_shard_size={size}: use a size in KB, MB, GB or TB, e.g. 500MB")
 
 
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
@@ -119,7 +119,7 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
     model.eval()
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
-    # As in `zipflm generate`: ids that are not words are never generated.
+    # As in `zipflm generate`, ids that are not words are never generated.
     model.generation_config.suppress_tokens = _non_words(run.vocabulary)
     model.generation_config._from_model_config = False
     return model
@@ -135,10 +135,10 @@ def _encoder_of(run: LoadedRun) -> TextEncoder:
 
 
 def import_run(path: str | PathLike[str], out: Path) -> Config:
-    """Import an exported folder as the run folder `out`, to use, not to resume.
+    """Import an exported folder as the run folder `out`. The run cannot be resumed.
 
     Weights become float32. Raises ValueError or OSError, naming the file, if a file is missing,
-    damaged or does not fit, and FileExistsError if `out` exists.
+    damaged or does not match, and FileExistsError if `out` exists and is not an empty folder.
     """
     contents, _ = _read(Path(path))
     write_imported(out, contents)
@@ -146,7 +146,7 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
 
 
 def load_exported(path: str | PathLike[str]) -> LoadedRun:
-    """Load an exported folder as a run in memory. Raises the errors of `import_run`."""
+    """Load an exported folder as a run in memory. Raises the same errors as `import_run`."""
     folder = Path(path)
     contents, model = _read(folder)
     sums = [file_hash(file) for file in sorted(folder.glob("*.safetensors"))]
@@ -172,19 +172,19 @@ def download(repository: str) -> Path:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"{repository}: not a local folder, and not found on the Hugging Face Hub ({reason}); "
-            "give a run folder, a checkpoint, an exported folder or a model id"
+            "use a run folder, a checkpoint, an exported folder or a model id"
         ) from None
 
 
 def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     if not folder.is_dir():
-        raise ValueError(f"{folder}: not a folder; give one from `zipflm export`")
+        raise ValueError(f"{folder}: not a folder; use one from `zipflm export`")
     _require_whole(folder)
-    _require_ours(folder)
+    _require_zipflm_model(folder)
     try:
         with _quietly():
             tokenizer = ZipfTokenizer.from_pretrained(folder)
-            # ZipfForCausalLM itself raises an error for weights of another shape.
+            # ZipfForCausalLM raises an error for weights of the wrong shape.
             options = {"use_safetensors": True, "ignore_mismatched_sizes": True}
             model = ZipfForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
         encoder = tokenizer.text_encoder
@@ -196,7 +196,7 @@ def _read(folder: Path) -> tuple[Contents, LanguageModel]:
         built = model_with(weights, config, encoder.vocabulary)
     except SafetensorError as error:
         raise ValueError(f"{folder}: weights are truncated or damaged: {error}") from None
-    except Exception as error:  # transformers raises many kinds for unreadable files
+    except Exception as error:  # transformers raises many types for unreadable files
         raise ValueError(f"{folder}: {str(error).partition(chr(10))[0]}") from None
     contents = Contents(
         weights=weights,
@@ -246,11 +246,11 @@ def _require_whole(folder: Path) -> None:
             raise ValueError(f"{error} (if the change was intended, remove {CHECKSUMS})") from None
 
 
-def _require_ours(folder: Path) -> None:
-    """Reject other models, which transformers would load with just a warning."""
+def _require_zipflm_model(folder: Path) -> None:
+    """Reject other models, which transformers would load with only a warning."""
     path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
     if not path.is_file():
-        raise ValueError(f"{path}: missing; give one from `zipflm export`")
+        raise ValueError(f"{path}: missing; use a folder from `zipflm export`")
     try:
         values = load_object(path.read_bytes())
     except ValueError as error:

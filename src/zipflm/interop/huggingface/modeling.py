@@ -2,7 +2,7 @@
 
 Padding is masked, and positions are counted without it, so results do not depend on padding.
 
-Shapes: B rows, T new words, S words including earlier ones, H heads, K head width, D model width.
+Shapes: B rows, T new tokens, S tokens including cached ones, H heads, K head width, D model width.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ class View:
     """The attention mask, positions and key-value cache of one call: a `Past` for the decoder."""
 
     def __init__(self, inputs: Tensor, cache: Any | None, mask_BS: Tensor | None) -> None:
-        """`inputs` are ids [B, T] or vectors [B, T, D]; `mask_BS` is 0 for padding, and covers
-        the cached words."""
+        """Create the view of one call.
+
+        `inputs` are ids [B, T] or vectors [B, T, D]. `mask_BS` is 0 for padding, and includes the
+        cached tokens.
+        """
         self._cache, self._device = cache, inputs.device
         self._start = 0 if cache is None else int(cache.get_seq_length())
-        rows, number = inputs.shape[:2]
-        self._mask_BS = _checked_mask(mask_BS, rows, self._start + number)
+        rows, length = inputs.shape[:2]
+        self._mask_BS = _checked_mask(mask_BS, rows, self._start + length)
         self._positions_BT = None
         if self._mask_BS is not None:
             counted_BS = self._mask_BS.cumsum(1) - 1
@@ -46,7 +49,7 @@ class View:
 
     @property
     def mask_BT(self) -> Tensor | None:
-        """False for new words that are padding; None if none are."""
+        """False for new tokens that are padding. None if there is no padding."""
         return None if self._mask_BS is None else self._mask_BS[:, self._start :]
 
     @property
@@ -60,7 +63,7 @@ class View:
         causal_TS = torch.ones(shape, dtype=torch.bool, device=self._device).tril(self._start)
         if self._mask_BS is None:
             return causal_TS
-        # Padding sees itself: attention to nothing would be NaN.
+        # Padding attends to itself: attention to no position would be NaN.
         return (causal_TS & self._mask_BS[:, None, None]) | causal_TS.triu(self._start)
 
     def admit(self, hidden_BTD: Tensor) -> None:
@@ -72,8 +75,8 @@ class View:
         keys_BHSK, values_BHSK = self._cache.update(key_BHTK, value_BHTK, layer)
         if keys_BHSK.shape[2] != self._start + key_BHTK.shape[2]:
             raise ValueError(
-                f"past_key_values: a {type(self._cache).__name__} does not return all words; use a "
-                "DynamicCache"
+                f"past_key_values: a {type(self._cache).__name__} does not return all tokens; use "
+                "a DynamicCache"
             )
         return keys_BHSK, values_BHSK
 
@@ -81,24 +84,27 @@ class View:
         pass
 
     def require_positions(self, positions: Tensor) -> None:
-        """Raise ValueError unless these are the positions of the new words."""
-        ours = self.position
-        if isinstance(ours, int):
-            ours = torch.arange(ours, ours + positions.shape[-1], device=positions.device)[None]
-        is_word = torch.ones_like(ours, dtype=torch.bool) if self.mask_BT is None else self.mask_BT
+        """Raise ValueError unless these are the positions of the new tokens."""
+        expected = self.position
+        if isinstance(expected, int):
+            stop = expected + positions.shape[-1]
+            expected = torch.arange(expected, stop, device=positions.device)[None]
+        mask_BT = self.mask_BT
+        if mask_BT is None:
+            mask_BT = torch.ones_like(expected, dtype=torch.bool)
         advice = (
             "positions follow from attention_mask and past_key_values; leave them out, and put "
             "each text in its own row"
         )
-        are_ours = ((positions == ours) | ~is_word).all()
+        are_equal = ((positions == expected) | ~mask_BT).all()
         if torch.compiler.is_compiling():
-            torch._assert_async(are_ours, f"position_ids: {advice}")
-        elif positions.dim() != 2 or not bool(are_ours):
+            torch._assert_async(are_equal, f"position_ids: {advice}")
+        elif positions.dim() != 2 or not bool(are_equal):
             raise ValueError(f"position_ids={quoted(positions.tolist())}: {advice}")
 
     @property
     def _is_padded_on_the_right(self) -> bool:
-        """Whether causality alone hides all padding."""
+        """Whether the causal mask alone hides all padding."""
         if self._mask_BS is None:
             return True
         if torch.compiler.is_compiling():  # no branch may depend on values
@@ -107,7 +113,7 @@ class View:
 
 
 class EagerAttention(TorchFunctionMode):
-    """Context in which attention is computed step by step and its weights are kept."""
+    """Context manager that computes attention explicitly and stores its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,22 +146,26 @@ class EagerAttention(TorchFunctionMode):
 
 
 def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Copy the vector of the last word to the padding after it, so that the last position always
-    predicts the next word."""
-    places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    last_BT = torch.where(mask_BT, places_T, 0).cummax(1).values
+    """Copy the vector of the last token to the padding after it.
+
+    The last position then always predicts the next token.
+    """
+    positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    last_BT = torch.where(mask_BT, positions_T, 0).cummax(1).values
     return hidden_BTD.gather(1, last_BT.unsqueeze(-1).expand_as(hidden_BTD))
 
 
 def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
-    """Return the mask as booleans, or None without padding. When compiling, no branch may depend on
-    values, so it is always returned."""
+    """Return the mask as booleans, or None without padding.
+
+    It is always returned when compiling, because then no branch may depend on values.
+    """
     if mask is None:
         return None
     if tuple(mask.shape) != (rows, width):
         raise ValueError(
             f"attention_mask.shape={tuple(mask.shape)}: expected {(rows, width)}, including the "
-            "words in past_key_values, with 1 for words and 0 for padding"
+            "tokens in past_key_values, with 1 for tokens and 0 for padding"
         )
     is_word_BS = mask != 0
     if torch.compiler.is_compiling():
@@ -164,13 +174,13 @@ def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
 
 
 _IGNORED = -100
-"""Label to ignore, as in all of `transformers`."""
-_MOST_NAMES = 5
+"""Label that is ignored, as everywhere in `transformers`."""
+_MAX_NAMES = 5
 """Number of weights to list in an error."""
 
 
 class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
-    """A zipflm language model. Rows of ids begin with `</s>`, which predicts the first word."""
+    """A zipflm language model. Rows of ids start with `</s>`, which predicts the first token."""
 
     config_class: type[PretrainedConfig] | None = ZipfConfig
     main_input_name = "input_ids"
@@ -181,9 +191,9 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
 
     def __init__(self, config: ZipfConfig, model: LanguageModel | None = None) -> None:
-        """Wrap `model` without copying, or make one with new weights.
+        """Wrap `model` without copying, or create one with new weights.
 
-        A model with character input must be given, because the config has no spellings; they are
+        With character input, `model` is required, because the config has no spellings. They are
         added to its `state_dict`.
         """
         super().__init__(config)
@@ -206,16 +216,16 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         output_loading_info: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Like the base class, but missing weights are an error instead of random numbers."""
+        """Like the base class, but missing weights are an error instead of random values."""
         name = pretrained_model_name_or_path
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if weights := sorted(str(weight) for weight in info.get(problem) or ()):
-                shown = ", ".join(unquoted(weight) for weight in weights[:_MOST_NAMES])
+                shown = ", ".join(unquoted(weight) for weight in weights[:_MAX_NAMES])
                 raise ValueError(
                     f"{unquoted(str(name))}: {problem.replace('_', ' ')}: {shown}"
-                    f"{', ...' if len(weights) > _MOST_NAMES else ''}; its weights do not match "
+                    f"{', ...' if len(weights) > _MAX_NAMES else ''}; its weights do not match "
                     "its config.json"
                 )
         return (model, info) if output_loading_info else model
@@ -236,14 +246,14 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Return log-probabilities of all next words, or the loss.
+        """Return log-probabilities of the next tokens, or the loss.
 
-        `attention_mask` is 0 for padding, on either side. `labels` are the input ids themselves;
-        `loss` is the mean over all but the first, -100 and padding. `shift_labels` are already
+        `attention_mask` is 0 for padding, on either side. `labels` are the input ids, not shifted;
+        `loss` is the mean over all except the first, -100 and padding. `shift_labels` are already
         shifted. `num_items_in_batch` replaces the number of labels when gradients are accumulated.
         `inputs_embeds` replaces `get_input_embeddings()(input_ids)`. `logits_to_keep` is a number
         of last positions, or their indices. `hidden_states` are those before every layer and the
-        normalised last ones. `position_ids` must match `attention_mask`.
+        normalized last ones. `position_ids` must match `attention_mask`.
         """
         # Not a parameter: generate() would pass its own, which count padding on the right.
         position_ids = kwargs.pop("position_ids", None)
@@ -287,10 +297,10 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         logits = None
         if return_logits is None:
             return_logits = self.config.return_logits
-        keeps_some = not isinstance(logits_to_keep, int) or logits_to_keep != 0
-        if loss is None or return_logits or keeps_some:
+        keeps_logits = not isinstance(logits_to_keep, int) or logits_to_keep != 0
+        if loss is None or return_logits or keeps_logits:
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
-        # Any, because they are declared as FloatTensor, which no tensor is.
+        # Any, because transformers declares them as FloatTensor.
         fields: dict[str, Any] = dict(
             loss=loss,
             logits=logits,
@@ -330,15 +340,15 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         mask_BT: Tensor | None,
         num_items: Tensor | int | None,
     ) -> Tensor:
-        given = labels_BT if shifted_BT is None else shifted_BT
-        assert given is not None
-        if given.shape != hidden_BTD.shape[:2]:
+        labels = labels_BT if shifted_BT is None else shifted_BT
+        assert labels is not None
+        if labels.shape != hidden_BTD.shape[:2]:
             name = "labels" if shifted_BT is None else "shift_labels"
             raise ValueError(
-                f"{name}.shape={tuple(given.shape)}: expected one per id, "
+                f"{name}.shape={tuple(labels.shape)}: expected one per id, "
                 f"{tuple(hidden_BTD.shape[:2])}"
             )
-        targets = given.to(hidden_BTD.device)
+        targets = labels.to(hidden_BTD.device)
         scored = targets != _IGNORED
         if mask_BT is not None:
             scored = scored & mask_BT
@@ -371,20 +381,20 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def embeddings(self) -> nn.ModuleDict:
-        """The input layer as `word_embeddings`, where PEFT's prompt tuning looks for it first."""
+        """The input layer as `word_embeddings`, the name that PEFT's prompt tuning tries first."""
         return nn.ModuleDict({"word_embeddings": self.model.input})
 
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
     ) -> None:
-        """Recompute activations except attention, which the library's function would recompute."""
+        """Recompute activations except attention. The default function would also recompute it."""
         self.gradient_checkpointing = enable
         for index, layer in enumerate(self.model.decoder.layers):
             is_chosen = enable and index % every_n_layers == 0
             layer.recompute = "layer" if is_chosen else "none"  # type: ignore[assignment]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *_: Any, **__: Any) -> Any:
-        """Raise ValueError for a new size: words are ranked by count, and new ones have no rank."""
+        """Raise ValueError for a new size. Words are sorted by count; new ones have none."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise ValueError(
                 f"new_num_tokens={new_num_tokens}: the vocabulary of {self.config.vocab_size} ids "
@@ -393,7 +403,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         return self.get_input_embeddings()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Do nothing: layers initialise themselves."""
+        """Do nothing: layers initialize themselves."""
 
 
 def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) -> Tensor:
@@ -404,13 +414,13 @@ def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) ->
         assert vectors is not None
         if vectors.dim() != 3 or vectors.shape[2] != width:
             raise ValueError(
-                f"inputs_embeds.shape={tuple(vectors.shape)}: expected [rows, words, {width}], the "
-                "output of get_input_embeddings()"
+                f"inputs_embeds.shape={tuple(vectors.shape)}: expected [rows, tokens, {width}], "
+                "the output of get_input_embeddings()"
             )
         return vectors
     if words.dim() != 2 or words.shape[1] == 0:
         raise ValueError(
-            f"input_ids.shape={tuple(words.shape)}: expected [rows, words] with at least one word "
-            "(</s>, which begins a text)"
+            f"input_ids.shape={tuple(words.shape)}: expected [rows, tokens] with at least one "
+            "token (</s>, which starts a text)"
         )
     return words

@@ -5,11 +5,11 @@ unknown piece to one `<unk>`. So a custom pre-tokenizer calls `TextEncoder`, and
 looks up the result. There is no `tokenizer.json`, because loading it without this class would give
 wrong ids.
 
-- A text begins with `</s>`, from which its first word is predicted (`add_bos_token=False` or
+- A text starts with `</s>`, from which its first word is predicted (`add_bos_token=False` or
   `add_special_tokens=False` omits it).
 - A line end is also `</s>`. End a text with a line end to score it like a line of `zipflm score`.
 - Special tokens in a text are not parsed: `</s>` is read as `zipflm` reads it.
-- Decoded text is readable. Ids that do not begin with `</s>` are treated as a continuation and get
+- Decoded text is readable. Ids that do not start with `</s>` are treated as a continuation and get
   a leading space if they need one.
 """
 
@@ -37,10 +37,10 @@ from zipflm.interop.huggingface.config import TextFacts, parsed
 from zipflm.messages import quoted, require_file
 from zipflm.settings import read_record, to_dict, write_record
 
-# The line ends that `prepare` recognises; Unicode has more.
+# The line ends that `prepare` recognizes; Unicode has more.
 _LINE_END = Regex(r"\r\n|\r|\n")
 _LINE_ENDS = ("\r\n", "\r", "\n")
-# White space as in Python: includes \x1c to \x1f, which are not white space in Unicode.
+# White space as in Python. It includes \x1c to \x1f, which are not white space in Unicode.
 _WHITE_SPACE = Regex(
     r"[\t-\r\x1c-\x20\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 )
@@ -56,7 +56,7 @@ _SPECIAL_TOKENS = {
 _MAX_CACHED = 1 << 15
 """Number of cached tokens between white space."""
 _MAX_CACHED_LENGTH = 100
-"""In characters. Without spaces between words, a token is as long as a line."""
+"""In characters. In languages without spaces, a token is as long as a line."""
 
 
 class ZipfTokenizer(PreTrainedTokenizerFast):
@@ -83,7 +83,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
     ) -> None:
         """Load the files of a checkpoint, or use an `encoder`.
 
-        `unit` says whether ids are words or pieces. `text` is a `TextFacts` to check the files.
+        `unit` is the meaning of an id: word or bpe. `text` is a `TextFacts` to check the files.
         """
         self.unit: Unit = unit
         self.text_encoder: TextEncoder = encoder or _encoder(
@@ -117,8 +117,10 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **_: Any
     ) -> str:
-        """Return readable text. `skip_special_tokens` omits padding and the first and last
-        `</s>`; between lines `</s>` is a line end."""
+        """Return readable text, in which `</s>` is a line end.
+
+        `skip_special_tokens` omits padding and the first and last `</s>`.
+        """
         ids = [token_ids] if isinstance(token_ids, int) else [int(id) for id in token_ids]
         for id in ids:
             if not 0 <= id < len(self.vocabulary):
@@ -163,8 +165,8 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         return int(self._tokenizer.add_special_tokens(specials))
 
     def train_new_from_iterator(self, *_: Any, **__: Any) -> Any:
-        """Raise ValueError: a vocabulary needs the counts that `zipflm prepare` collects."""
-        raise ValueError("train_new_from_iterator: make a vocabulary with `zipflm prepare`")
+        """Raise ValueError, because vocabularies need counts from `zipflm prepare`."""
+        raise ValueError("train_new_from_iterator: create a vocabulary with `zipflm prepare`")
 
     # The library cannot pickle custom Python components, so copies rebuild them from their parts.
 
@@ -196,9 +198,9 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
 
 
 class _PreTokenizer:
-    """Cuts a text into vocabulary entries: first into lines, then at white space, then into words.
+    """Splits a text into vocabulary entries: into lines, then at white space, then into words.
 
-    The library does the first two steps fast, and words never cross white space.
+    The library is fast at the first two steps, and words never contain white space.
     """
 
     def __init__(self, encoder: TextEncoder) -> None:
@@ -210,20 +212,20 @@ class _PreTokenizer:
         text.split(_between_white_space)
         text.split(self._tokens)
 
-    def _tokens(self, _: int, stretch: NormalizedString) -> list[NormalizedString]:
-        text = stretch.normalized
+    def _tokens(self, _: int, part: NormalizedString) -> list[NormalizedString]:
+        text = part.normalized
         if text in _LINE_ENDS:
-            return [_renamed(stretch, SPECIALS[END])]
+            return [_renamed(part, SPECIALS[END])]
         parts = (self._cached_parts if len(text) <= _MAX_CACHED_LENGTH else self._parts)(text)
         if len(parts) == 1:  # the common case
-            return [_renamed(stretch, parts[0][0])]
-        return [_renamed(_slice(stretch, start, end), name) for name, start, end in parts]
+            return [_renamed(part, parts[0][0])]
+        return [_renamed(_slice(part, start, end), name) for name, start, end in parts]
 
-    def _parts(self, stretch: str) -> list[tuple[str, int, int]]:
+    def _parts(self, part: str) -> list[tuple[str, int, int]]:
         """Return names and their spans."""
         words = self._encoder.vocabulary.words
         found: list[tuple[str, int, int]] = []
-        for _, span, ids in self._encoder.line(stretch):
+        for _, span, ids in self._encoder.line(part):
             names = [words[id] for id in ids]
             for name, (start, end) in zip(names, _spans(names, *span), strict=True):
                 found.append((name, start, end))
@@ -255,15 +257,15 @@ class _Detokenizer:
         self._splitter, self._unit = encoder.splitter, unit
 
     def decode_chain(self, names: list[str]) -> list[str]:
-        """Called by the library."""
+        """Return the parts of a text. Called by the library."""
         return self.parts(names)
 
     def parts(self, names: list[str], *, is_continuation: bool = False) -> list[str]:
-        """Return the parts of a text; `is_continuation` if other words precede it."""
+        """Return the parts of a text. Set `is_continuation` if other words precede it."""
         parts: list[str] = []
         joiner = self._splitter.joiner()
         if is_continuation:
-            joiner.add("word")  # any word will do
+            joiner.add("word")  # any word
         for word in self._whole_words(names):
             if word == SPECIALS[END]:
                 joiner = self._splitter.joiner()
@@ -273,7 +275,7 @@ class _Detokenizer:
         return parts
 
     def _whole_words(self, names: list[str]) -> Iterator[str]:
-        """Yield words; the last may be incomplete."""
+        """Yield words. The last may be incomplete."""
         if self._unit == "word":
             yield from names
             return
@@ -288,21 +290,21 @@ class _Detokenizer:
 
 
 def _renamed(part: NormalizedString, name: str) -> NormalizedString:
-    """Replace the text of a part, keeping its position in the original."""
+    """Replace the text of a part and keep its position in the original."""
     text = part.normalized
     if text == name:
         return part
     if len(text) > len(name):
-        kept, places = {*range(len(name) - 1), len(text) - 1}, count()
-        part.filter(lambda _: next(places) in kept)
-    letters = iter(name)
-    part.map(lambda _: next(letters))
-    part.append("".join(letters))
+        kept, positions = {*range(len(name) - 1), len(text) - 1}, count()
+        part.filter(lambda _: next(positions) in kept)
+    chars = iter(name)
+    part.map(lambda _: next(chars))
+    part.append("".join(chars))
     return part
 
 
 def _spans(names: list[str], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the spans of pieces; the whole word for each if their lengths do not add up."""
+    """Return the spans of pieces, or the whole word for each if the lengths do not match."""
     lengths = [len(name) - len(CONTINUES) for name in names[:-1]] + [len(names[-1])]
     if len(names) == 1 or sum(lengths) != end - start:
         return [(start, end)] * len(names)
@@ -329,8 +331,8 @@ def _encoder(words: str | None, codes: str | None, splitting: str | None) -> Tex
 def _require_different_words(vocabulary: Vocabulary) -> None:
     if len(vocabulary.index) != len(vocabulary):
         words = enumerate(vocabulary.words)
-        twice = next(word for id, word in words if vocabulary.index[word] != id)
+        repeated = next(word for id, word in words if vocabulary.index[word] != id)
         raise ValueError(
-            f"{VOCABULARY_FILE}: the word {quoted(twice)} has two ids, which transformers "
+            f"{VOCABULARY_FILE}: the word {quoted(repeated)} has two ids, which transformers "
             "tokenizers do not support"
         )
