@@ -359,7 +359,7 @@ async def left_over(port: int) -> dict[str, float]:
     async with client_of(port) as client:
         for _ in range(100):
             _, body = await client.ask("/metrics", b"", "GET")
-            pattern = r"^(zipflm_requests_(?:waiting|unanswered)|zipflm_texts_writing) (\S+)$"
+            pattern = r"^(zipflm_requests_(?:waiting|unanswered)|zipflm_texts_generating) (\S+)$"
             found = {
                 name: float(value)
                 for name, value in re.findall(pattern, body.decode(), flags=re.MULTILINE)

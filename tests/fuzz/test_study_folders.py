@@ -12,7 +12,7 @@ from fuzz.mutations import altered_json, damaged, replace_file
 
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.studies.members import score_once
-from zipflm.studies.report import claim
+from zipflm.studies.report import claim_folder
 
 OPTIONS = ScoringOptions(device="cpu")
 KEPT = "scores/valid.npz"
@@ -111,11 +111,11 @@ def attempt_claim(rng, out):
         else:
             folder.write("table.json", rng.choice([altered_json, damaged])(rng, data))
         maker = rng.choice(["study", "analysis"])
-        claim(out, maker)
+        claim_folder(out, maker)
         assert json.loads(path.read_bytes())["made_by"] == maker
         return "claimed"
     except ValueError as error:
-        require_named(error, out, ["table.json", "--out"])
+        require_named(error, out, ["table.json", "out="])
         return "refused"
     finally:
         folder.restore()
@@ -155,4 +155,4 @@ def test_unknown_reports_are_not_overwritten(tmp_path, made_by):
     (tmp_path / "table.json").write_text(json.dumps({"made_by": made_by}))
     for maker in ("study", "analysis"):
         with pytest.raises(ValueError, match="table.json: not a readable report"):
-            claim(tmp_path, maker)
+            claim_folder(tmp_path, maker)

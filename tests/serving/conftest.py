@@ -6,7 +6,7 @@ pytest.importorskip("fastapi", reason="the service needs the extra serve")
 from loaded_models import loaded
 from serving.services import Running
 
-from zipflm.serving.models import served
+from zipflm.serving.models import make_served_model
 from zipflm.serving.queue import Limits
 
 
@@ -22,8 +22,8 @@ def _one_thread():
 def models(word_data, bpe_data):
     """A word model, the default, and a sub-word model."""
     return {
-        "words": served("words", loaded(word_data, "ADP-T")),
-        "pieces": served("pieces", loaded(bpe_data, "BPE-T")),
+        "words": make_served_model("words", loaded(word_data, "ADP-T")),
+        "pieces": make_served_model("pieces", loaded(bpe_data, "BPE-T")),
     }
 
 

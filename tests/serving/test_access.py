@@ -80,13 +80,13 @@ def test_metrics(models):
         'zipflm_requests_total{path="/score",status="200"} 1.0',
         'zipflm_requests_total{path="/score",status="400"} 1.0',
         'zipflm_requests_total{path="other",status="404"} 1.0',
-        'zipflm_words_total{kind="scored"} 5.0',
-        'zipflm_words_total{kind="written"} 3.0',
+        'zipflm_tokens_total{kind="scored"} 5.0',
+        'zipflm_tokens_total{kind="generated"} 3.0',
         'zipflm_batch_texts_count{kind="score"} 1.0',
         'zipflm_request_seconds_count{path="/score"} 2.0',
         "zipflm_requests_waiting 0.0",
         "zipflm_requests_unanswered 0.0",
-        "zipflm_texts_writing 0.0",
+        "zipflm_texts_generating 0.0",
     ):
         assert line in answer.text.splitlines()
     assert "wp-login" not in answer.text

@@ -7,7 +7,7 @@ from serving.services import Running
 from small_data import make_folder
 
 from zipflm.config import Splitting
-from zipflm.serving.models import served
+from zipflm.serving.models import make_served_model
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_text_offsets(client, models, name, as_ids):
 def test_prompts_with_start_token(tmp_path):
     """With any splitting rule."""
     data = make_folder(tmp_path, "split", splitting=Splitting("words"))
-    model = served("split", loaded(data))
+    model = make_served_model("split", loaded(data))
     first = model.reader.prefix("ba, be").tolist()
     with Running({"split": model}) as service:
         for text, expected in (

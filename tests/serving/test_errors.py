@@ -11,7 +11,7 @@ from serving.services import Running, head
 from small_data import make_folder
 
 from zipflm.config import Splitting
-from zipflm.serving.models import served
+from zipflm.serving.models import make_served_model
 from zipflm.serving.queue import Limits
 
 
@@ -40,7 +40,7 @@ def rejected(service, path, content, status=400):
         ("prompt", [None], "valid string"),
         ("prompt", "a\0b", "NUL"),
         ("prompt", "\ud800", "lone surrogate"),
-        ("prompt", "ba " * 190, "206 words; the maximum is 200"),
+        ("prompt", "ba " * 190, "206 tokens; the maximum is 200"),
         ("max_tokens", -1, "max_tokens=-1"),
         ("max_tokens", 10**30, "the maximum is 200"),
         ("max_tokens", 1.5, "max_tokens=1.5"),
@@ -85,8 +85,8 @@ def test_rejects_invalid_completions(service, param, value, reason):
         ({"text": "ba", "top": -1}, "top", "top=-1"),
         ({"text": "ba", "ranks": 1}, "ranks", "ranks=1"),
         ({"text": "ba", "at": 1}, "at", "valid list"),
-        ({"text": "ba", "at": [2]}, "at", "words 0 to 1"),
-        ({"text": "ba", "at": [-1]}, "at", "words 0 to 1"),
+        ({"text": "ba", "at": [2]}, "at", "indices 0 to 1"),
+        ({"text": "ba", "at": [-1]}, "at", "indices 0 to 1"),
         ({"text": "ba " * 60, "top": 50, "model": "pieces"}, "top", "select words with `at`"),
     ],
 )
@@ -230,7 +230,7 @@ def test_invalid_http(service):
 def split_service(models, tmp_path_factory):
     """Default limits, and a model for which every bracket is a word."""
     data = make_folder(tmp_path_factory.mktemp("data"), "split", splitting=Splitting("words"))
-    with Running(models | {"split": served("split", loaded(data))}) as service:
+    with Running(models | {"split": make_served_model("split", loaded(data))}) as service:
         yield service
 
 

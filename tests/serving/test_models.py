@@ -3,7 +3,7 @@ import training_runs
 from loaded_models import loaded
 
 from zipflm.runs.folder import RunFolder
-from zipflm.serving.models import load_models, served
+from zipflm.serving.models import load_models, make_served_model
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_equal_names_are_made_unique(runs):
 @pytest.mark.parametrize("label", ["SM", "BPE-T", "CNN", "ADP"])
 def test_model_entries(word_data, bpe_data, label):
     lm = loaded(bpe_data if label.startswith("BPE") else word_data, label)
-    entry = served("it", lm).entry
+    entry = make_served_model("it", lm).entry
     assert entry.id == "it" and entry.object == "model"
     facts = entry.zipflm
     assert facts["factorization"] == label and facts["perplexity"] is None

@@ -445,7 +445,7 @@ def test_comparison_of_two_models(page):
     verdict = page.shown(".verdict")
     # the, fell, house: +1.5 each; snow, on and the line end: -0.75 each.
     assert "ADP-T is 0.38 bits per word less surprised than SM" in verdict
-    assert "ADP-T is ahead on 3 of 6 places, SM on 3" in verdict and "1 word" in verdict
+    assert "ADP-T is ahead on 3 of 6 positions, SM on 3" in verdict and "1 word" in verdict
     assert page.shown("[data-total=perplexity]").count("SM") == 1
     assert "ADP-T" in page.shown("#panel-facts") and "SM" in page.shown("#panel-facts")
     assert "with=sm" in page.evaluate("location.hash")

@@ -10,7 +10,7 @@ from serving.services import Running
 
 from zipflm.evaluation.documents import DocumentScores
 from zipflm.language.engine import Engine
-from zipflm.serving.models import served
+from zipflm.serving.models import make_served_model
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])
@@ -103,7 +103,7 @@ def test_tokenize_words_that_are_read_as_bytes(word_data):
     lm = loaded(word_data, "CNN", ["input.predicted_words=20"])
     rare = lm.vocabulary.words[25]
     text, likely = f"ba unheard-of {rare} ba", [each.word for each in lm.next_words("ba", 20)]
-    with Running({"bytes": served("bytes", lm)}) as service:
+    with Running({"bytes": make_served_model("bytes", lm)}) as service:
         found = service.score(text, ranks=True)["texts"][0]["words"]
         assert found[1]["rank"] == likely.index("<unk>") + 1
         logprobs = service.complete(text, echo=True, logprobs=1, max_tokens=0)["choices"][0][

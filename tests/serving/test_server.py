@@ -101,7 +101,7 @@ def test_shutdown_finishes_accepted_requests(models, monkeypatch):
             for path, fields in (("/score", {"text": "ba"}), ("/v1/completions", {"prompt": "b"})):
                 refused = service.post(path, **fields)
                 assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "ending"
+                assert refused.json()["error"]["code"] == "shutting_down"
             assert service.client.get("/ready").status_code == 503
             assert service.client.get("/health").status_code == 200
             assert running.result()["usage"]["completion_tokens"] == 60

@@ -70,8 +70,8 @@ def test_equal_prompts_are_processed_once(words, monkeypatch):
 def test_batch_room(words):
     engine = replace(words.engine, batch_tokens=40)
     rows = [a_row(words, "ba be", max_tokens=9) for _ in range(4)]  # of 12 tokens each
-    places = BatchRoom(engine, [])
-    assert [places.take(row) for row in rows] == [True, True, True, False]
-    assert places.take(a_row(words, "ba", max_tokens=1)) is False  # 4 rows of 12 tokens do not fit
-    assert not BatchRoom(engine, rows[:3]).take(rows[3])
-    assert BatchRoom(replace(words.engine, batch_tokens=1), []).take(rows[0])
+    room = BatchRoom(engine, [])
+    assert [room.try_add(row) for row in rows] == [True, True, True, False]
+    assert room.try_add(a_row(words, "ba", max_tokens=1)) is False  # 4 rows of 12 tokens do not fit
+    assert not BatchRoom(engine, rows[:3]).try_add(rows[3])
+    assert BatchRoom(replace(words.engine, batch_tokens=1), []).try_add(rows[0])

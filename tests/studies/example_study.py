@@ -11,7 +11,7 @@ from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.presets import preset
 from zipflm.studies.members import CurvePoint, Seen, StudyMember, split_score
-from zipflm.studies.study import SplitText, build
+from zipflm.studies.study import SplitText, build_study
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
 
@@ -89,11 +89,13 @@ def study(dataset="tiny", seeds=1, broken=""):
         for seed in range(1, seeds + 1)
     ]
     facts = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
-    return build(members, text(), title="Factorizations of test", dataset=dataset, facts=facts)
+    return build_study(
+        members, text(), title="Factorizations of test", dataset=dataset, facts=facts
+    )
 
 
 def study_of(*members, dataset="tiny", on=None):
-    return build(members, on or text(), title="t", dataset=dataset, facts={})
+    return build_study(members, on or text(), title="t", dataset=dataset, facts={})
 
 
 def with_unknown(of):

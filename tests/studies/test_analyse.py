@@ -57,7 +57,7 @@ def test_analysis_does_not_overwrite_a_study(data, run, whole_study, monkeypatch
     monkeypatch.setattr(module, "load_run", lambda *_: pytest.fail("refuse before the work"))
     before = (whole_study.out / "report.html").read_bytes()
     with pytest.raises(
-        ValueError, match=f"--out {whole_study.out}: already contains the report of a study"
+        ValueError, match=f"out={whole_study.out}: already contains the report of a study"
     ):
         analyse([run], data, whole_study.out)
     assert (whole_study.out / "report.html").read_bytes() == before
@@ -66,7 +66,7 @@ def test_analysis_does_not_overwrite_a_study(data, run, whole_study, monkeypatch
 @pytest.mark.parametrize("size", [16, 17, -1])
 def test_rejects_context_sizes_that_fill_the_block(data, run, tmp_path, monkeypatch, size):
     monkeypatch.setattr(module, "load_run", lambda *_: pytest.fail("refuse before the work"))
-    with pytest.raises(ValueError, match=f"--context-sizes {size}: .* give 0 to 15"):
+    with pytest.raises(ValueError, match=f"context_sizes={size}: .* give 0 to 15"):
         analyse([run], data, tmp_path / "out", context_sizes=[0, size])
     assert not (tmp_path / "out").exists()
 

@@ -90,7 +90,7 @@ def test_equal_seconds_study(data, tmp_path):
     assert trainer.asked == [("SM", 40), ("ADP-T", 40), ("SM", 50), ("ADP-T", 200)]
     times = [row.mean("seconds") for row in outcome.study.rows]
     assert times == pytest.approx([20, 20])
-    assert outcome.study.facts["held equal"].startswith("seconds: ")
+    assert outcome.study.facts["held equal"].startswith("seconds (")
     again = Timed()
     run(data, tmp_path, again)
     assert again.asked == []
@@ -106,5 +106,5 @@ def test_resumes_interrupted_calibration(data, tmp_path):
 
 
 def test_failed_calibration_is_an_error(data, tmp_path):
-    with pytest.raises(ValueError, match="--equal seconds: SM could not be trained"):
+    with pytest.raises(ValueError, match="equal=seconds: the timing run of SM failed"):
         run(data, tmp_path, Timed(diverges="SM"))

@@ -111,7 +111,7 @@ def test_infinite_perplexity_is_a_problem_of_the_member(data, tmp_path):
         return found
 
     outcome = run_study(data, tmp_path, score=score, seeds=2)
-    assert outcome.study.rows[0].problem.startswith("seed 2: a mean loss of")
+    assert outcome.study.rows[0].problem.startswith("seed 2: training diverged")
     assert outcome.page.is_file() and len(outcome.study.finished) == 3
 
 

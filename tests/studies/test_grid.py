@@ -82,8 +82,8 @@ def test_rejects_invalid_grids(given, message):
 def test_rejects_grids_that_do_not_fit_all_members(data, tmp_path):
     trainer = Tuned()
     for tune, message in (
-        ("output.tail_dropout=0,0.1", "--grid: SM has no such field"),
-        ("decoder.dropout=0,7", "--grid decoder.dropout=7: SM: "),
+        ("output.tail_dropout=0,0.1", "grid: SM has no such field"),
+        ("decoder.dropout=0,7", "grid=decoder.dropout=7: SM: "),
     ):
         with pytest.raises(ValueError, match=message):
             run(data, tmp_path / "study", trainer, grid=(tune,))

@@ -51,8 +51,8 @@ def test_every_pair_is_compared_by_every_measure():
     assert len(found) == 9 and all("\u2212" in f.paper for f in paper_findings(study))
     for name, claim in found.items():
         verdicts = ("agrees", "disagrees", "not significant")
-        assert sum(len(claim.having(v)) for v in verdicts) == len(claim.findings)
-        counts = [len(claim.having(verdict)) for verdict in verdicts]
+        assert sum(len(claim.with_verdict(v)) for v in verdicts) == len(claim.findings)
+        counts = [len(claim.with_verdict(verdict)) for verdict in verdicts]
         text = "{} of {} agree with the paper, {} disagree, {} are not significant".format(
             counts[0], len(claim.findings), *counts[1:]
         )

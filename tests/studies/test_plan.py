@@ -58,7 +58,7 @@ def test_preset_names_a_dataset_or_one_model():
     every = Request(preset="billion-word/large", **given)
     assert (every.preset, every.factorizations) == ("billion-word/large", FACTORIZATIONS)
     assert Request(preset="tiny", bands=("4/8",), **given).factorizations == ("ADP-T",)
-    with pytest.raises(ValueError, match="--preset tiny/sm: the models of tiny are SM, SM-T"):
+    with pytest.raises(ValueError, match="preset=tiny/sm: the models of tiny are SM, SM-T"):
         Request(preset="tiny/sm", **given)
     with pytest.raises(ValueError, match="dataset='': choose from"):
         Request(preset="", **given)
@@ -67,14 +67,14 @@ def test_preset_names_a_dataset_or_one_model():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"factorizations": ("SMT",)}, "--factorizations SMT: choose from SM, SM-T"),
+        ({"factorizations": ("SMT",)}, "factorizations=SMT: choose from SM, SM-T"),
         ({"factorizations": ("SM", "SM")}, "each of them once"),
-        ({"seeds": 0}, "--seeds 0"),
-        ({"bands": ("5k",), "factorizations": ("ADP",)}, "--bands '5k'"),
-        ({"bands": ("0/5",), "factorizations": ("ADP",)}, "--bands '0/5'"),
-        ({"bands": ("5k//5",), "factorizations": ("ADP",)}, "--bands '5k//5'"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"bands": ("5k",), "factorizations": ("ADP",)}, "bands='5k'"),
+        ({"bands": ("0/5",), "factorizations": ("ADP",)}, "bands='0/5'"),
+        ({"bands": ("5k//5",), "factorizations": ("ADP",)}, "bands='5k//5'"),
         ({"preset": "wiki"}, "dataset='wiki'"),
-        ({"preset": "tiny/SM", "factorizations": ("SM",)}, "--preset tiny/SM: name a dataset"),
+        ({"preset": "tiny/SM", "factorizations": ("SM",)}, "preset=tiny/SM: give a dataset"),
         ({"overrides": ("decoder.layers=2",)}, "did you mean decoder.num_layers"),
         ({"overrides": ("input.cutofs=3,5",)}, "did you mean input.cutoffs"),
         (
@@ -82,16 +82,16 @@ def test_preset_names_a_dataset_or_one_model():
             "unknown key input.cutoffs",
         ),
         ({"overrides": ("input.cutoffs=3,5",)}, "tiny/ADP-T: tie='projections'"),
-        ({"overrides": ("tie=none",)}, "tie=none: changes what tiny/SM-T is"),
-        ({"overrides": ("tie=embeddings",)}, "tie=embeddings: changes what tiny/SM is"),
-        ({"overrides": ("name=mine/ADP",)}, "name=mine/ADP: changes what tiny/SM"),
-        ({"overrides": ("batches.unit=bpe",)}, "batches.unit=bpe: changes what tiny/SM"),
-        ({"overrides": ("output=FullOutput",)}, "output=FullOutput: changes what tiny/ASM"),
-        ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "--bands: tiny/SM has no bands"),
+        ({"overrides": ("tie=none",)}, "tie=none: would turn tiny/SM-T"),
+        ({"overrides": ("tie=embeddings",)}, "tie=embeddings: would turn tiny/SM"),
+        ({"overrides": ("name=mine/ADP",)}, "name=mine/ADP: would turn tiny/SM"),
+        ({"overrides": ("batches.unit=bpe",)}, "batches.unit=bpe: would turn tiny/SM"),
+        ({"overrides": ("output=FullOutput",)}, "output=FullOutput: would turn tiny/ASM"),
+        ({"bands": ("4/8/20",), "factorizations": ("SM",)}, "bands: tiny/SM has no bands"),
         ({"bands": ("5k/9k",), "factorizations": ("ADP",)}, "the vocabulary has only"),
-        ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "--tail-dropout: tiny/SM has no"),
-        ({"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)}, "name each setting once"),
-        ({"equal": "time"}, "--equal time: choose from updates, text, seconds"),
+        ({"tail_dropout": (0.1,), "factorizations": ("SM",)}, "tail_dropout: tiny/SM has no"),
+        ({"tail_dropout": (0.1, 0.10), "factorizations": ("ADP",)}, "give each value once"),
+        ({"equal": "time"}, "equal=time: choose from updates, text, seconds"),
         ({"tail_dropout": (1.5,), "factorizations": ("ADP",)}, r"must be in \[0, 1\)"),
     ],
 )
@@ -102,8 +102,8 @@ def test_rejects_invalid_requests(data, changes, message):
 
 def test_missing_sub_word_data_error_suggests_remedies(tmp_path):
     data = make_data(tmp_path, twin=False)
-    with pytest.raises(ValueError, match=r"--bpe 32000 --out .*data/bpe\), or leave them out: "
-                       "--factorizations SM,SM-T,ASM,CNN,ADP,ADP-T"):  # fmt: skip
+    with pytest.raises(ValueError, match=r"--bpe 32000 --out .*data/bpe\), or train only "
+                       "SM, SM-T, ASM, CNN, ADP, ADP-T"):  # fmt: skip
         plans_for(data)
 
 
@@ -174,7 +174,7 @@ def test_plans_decoders(data):
     # Overrides apply to decoders that have the field.
     assert {plan.config.decoder.dropout for plan in plans} == {0.3}
     assert [getattr(plan.config.decoder, "window", None) for plan in plans] == [None, None, None, 1]
-    with pytest.raises(ValueError, match="--decoders rnn: choose from transformer, gcnn"):
+    with pytest.raises(ValueError, match="decoders=rnn: choose from transformer, gcnn"):
         plans_for(data, decoders=("rnn",))
     with pytest.raises(ValueError, match="unknown key decoder.num_head"):
         plans_for(data, decoders=names, overrides=("decoder.num_head=2",))

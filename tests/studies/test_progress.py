@@ -27,7 +27,7 @@ def output_of(plans, *stages, is_silent=False):
     stream = io.StringIO()
     display = Display(plans, stream, is_silent=is_silent)
     for stage in stages:
-        display.enter(plans[0], stage)
+        display.set_stage(plans[0], stage)
     return stream.getvalue().splitlines()
 
 
@@ -40,14 +40,14 @@ def test_progress_lines(plans):
 
 def test_time_left_follows_from_finished_members(plans):
     display = Display(plans, io.StringIO(), is_silent=True)
-    assert display.left() is None
-    display.enter(plans[0], "done")
+    assert display.time_left() is None
+    display.set_stage(plans[0], "done")
     members = list(display.members.values())
     expected = 2.0 * sum(member.work for member in members[1:]) / members[0].work
-    assert display.left() == format_duration(expected)
+    assert display.time_left() == format_duration(expected)
     for member in members[1:]:
         member.stage = "failed"
-    assert display.left() is None
+    assert display.time_left() is None
 
 
 def test_terminal_shows_scoring_progress(plans):
@@ -55,7 +55,7 @@ def test_terminal_shows_scoring_progress(plans):
     display = Display(plans, stream, is_silent=False)
     display.console = Console(file=stream, force_terminal=True, width=100)
     with display.shown():
-        display.enter(plans[0], "scoring")
+        display.set_stage(plans[0], "scoring")
         with progress_label("scoring valid"):
             report_progress(30, 40)
             assert "SM: scoring valid 75%" in display.line(display.members[plans[0].run.path])
@@ -63,7 +63,7 @@ def test_terminal_shows_scoring_progress(plans):
         with progress_label("scoring test"):
             report_progress(1, 100)
             assert "SM: scoring test 1%" in display.line(display.members[plans[0].run.path])
-        display.enter(plans[0], "done")
+        display.set_stage(plans[0], "done")
     assert "[1/8] SM: done, update 200/200" in stream.getvalue()
 
 

@@ -60,8 +60,8 @@ def test_redraw_errors_name_the_damaged_file(without_weights, data, tmp_path):
     with pytest.raises(ValueError, match="test.npz: cannot read these scores"):
         redraw(without_weights, data, tmp_path / "a")
     shutil.rmtree(member)
-    with pytest.raises(ValueError, match="seed-1: run of the study not found"):
+    with pytest.raises(ValueError, match="seed-1: this run of the study is missing"):
         redraw(without_weights, data, tmp_path / "b")
     (without_weights / "table.json").write_text('{"rows": [{"model": "SM"}]}')
-    with pytest.raises(ValueError, match="table.json: damaged or from another release"):
+    with pytest.raises(ValueError, match="table.json: damaged or written by another version"):
         redraw(without_weights, data, tmp_path / "c")

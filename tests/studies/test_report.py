@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from studies import example_study as example
 
-from zipflm.studies.report import claim, write_report
+from zipflm.studies.report import claim_folder, write_report
 
 
 def test_writes_all_files(tmp_path, monkeypatch):
@@ -53,30 +53,30 @@ def test_report_is_overwritten_only_by_its_own_kind(tmp_path):
     study = example.study_of(example.member("SM"))
     for held, name in KINDS.items():
         out = tmp_path / held
-        claim(out, held)
+        claim_folder(out, held)
         write_report(study, out, held)
-        claim(out, held)
+        claim_folder(out, held)
         for maker in set(KINDS) - {held}:
             with pytest.raises(ValueError, match=f"already contains the report of {name}"):
-                claim(out, maker)
+                claim_folder(out, maker)
 
 
 def test_study_without_report_is_protected(tmp_path):
     (tmp_path / "members").mkdir()
-    claim(tmp_path, "study")
+    claim_folder(tmp_path, "study")
     with pytest.raises(ValueError, match="already contains the report of a study"):
-        claim(tmp_path, "analysis")
+        claim_folder(tmp_path, "analysis")
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', "\xff"])
 def test_unreadable_table_is_protected(tmp_path, content):
     (tmp_path / "table.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match="table.json: not a readable report"):
-        claim(tmp_path, "study")
+        claim_folder(tmp_path, "study")
 
 
 def test_rejects_folders_that_cannot_be_created(tmp_path):
     (tmp_path / "file").touch()
     for place in ("file", "file/inner"):
-        with pytest.raises(ValueError, match="--out .*: cannot create"):
-            claim(tmp_path / place, "study")
+        with pytest.raises(ValueError, match="out=.*: cannot create"):
+            claim_folder(tmp_path / place, "study")

@@ -58,7 +58,7 @@ def test_known_loss_leaves_out_unknown_words():
 @pytest.mark.parametrize("nll", [[1e4, 1e4], [np.inf, 1.0]])
 def test_rejects_infinite_perplexities(nll):
     protocol = example.member("SM").scores["test"].protocol
-    with pytest.raises(ValueError, match="an infinite perplexity: training diverged"):
+    with pytest.raises(ValueError, match="training diverged: .* an infinite perplexity"):
         split_score(np.array(nll), np.array([5, 6]), protocol)
 
 

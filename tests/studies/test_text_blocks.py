@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.studies.statistics import NUMBERS, cut_into_blocks, document_starts
+from zipflm.studies.statistics import BLOCK_COUNTS, cut_into_blocks, document_starts
 
 NONE = np.zeros(0, dtype=np.int64)
 
@@ -19,8 +19,8 @@ def test_blocks_are_whole_lines_and_cover_the_text(lengths):
     losses = np.random.default_rng(0).random(sum(lengths))
     blocks = cut_into_blocks(starts, NONE, losses[None])
     assert set(blocks.starts) <= set(starts) and blocks.starts[0] == 0
-    assert 1 <= len(blocks) <= NUMBERS[0]
-    of_word = blocks.of_word
+    assert 1 <= len(blocks) <= BLOCK_COUNTS[0]
+    of_word = blocks.index_of_word
     assert len(of_word) == sum(lengths) and (np.diff(of_word) >= 0).all()
     assert len(np.unique(of_word)) == len(blocks)
 
@@ -28,13 +28,13 @@ def test_blocks_are_whole_lines_and_cover_the_text(lengths):
 def test_independent_lines_give_the_most_blocks():
     losses = np.random.default_rng(0).random(30_000)
     blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, losses[None])
-    assert len(blocks) == NUMBERS[0] and not blocks.are_correlated
+    assert len(blocks) == BLOCK_COUNTS[0] and not blocks.are_correlated
     assert blocks.describe() == "30 blocks of whole lines, about 1,000 words each"
 
 
 def test_drifting_text_has_correlated_blocks():
     blocks = cut_into_blocks(np.arange(0, 30_000, 10), NONE, np.linspace(0, 1, 30_000)[None])
-    assert len(blocks) == NUMBERS[-1] and blocks.are_correlated
+    assert len(blocks) == BLOCK_COUNTS[-1] and blocks.are_correlated
     assert "which widens the intervals" in blocks.describe()
 
 

@@ -53,7 +53,7 @@ def test_headline_of_an_unfinished_study():
     assert headline(study) == "Unfinished: 2 of 4 models; missing: CNN and ASM"
     seeds = study_of(member("SM", 1.0), member("ADP", 0.0), example.member("ADP", 2, problem="x"))
     assert headline(seeds).startswith("Unfinished: 1 of 2 models")
-    assert findings(seeds) == ["ADP lacks the result of some seeds: seed 2: x."]
+    assert findings(seeds) == ["ADP has no result for some seeds: seed 2: x."]
 
 
 @pytest.mark.parametrize(("cpu_seconds", "busy"), [(9.0, False), (7.0, True), (None, False)])
@@ -73,14 +73,14 @@ def test_findings_explain_intervals():
     rare, previous, chance = findings(example.study())
     assert rare.startswith("On words seen 1 to 10 times") and " to " in rare
     assert previous.startswith("After words seen 1 to 10 times")
-    assert "cover the choice of the text only" in chance
+    assert "cover only the variation between texts" in chance
     assert "With one seed, intervals cover" in paper_caption(example.study())
     several = example.study(seeds=2)
-    assert "and of the 2 seeds" in findings(several)[-1]
+    assert "between the 2 seeds" in findings(several)[-1]
     assert "With one seed" not in paper_caption(several)
     text = replace(example.text(), line_starts=np.arange(0, 3000, 600))
     study = study_of(example.member("SM"), example.member("ADP", rank=1), on=text)
-    assert "With only 5 blocks of text, they are wide and imprecise." in findings(study)[-1]
+    assert "With only 5 blocks of text, intervals are wide and imprecise." in findings(study)[-1]
 
 
 def test_lead_mentions_seeds_and_differences_from_the_paper():
@@ -88,6 +88,7 @@ def test_lead_mentions_seeds_and_differences_from_the_paper():
     seeds = [replace(config, training=replace(config.training, seed=seed)) for seed in (1, 2, 3)]
     text = lead(study_of(*(replace(example.member("SM"), config=c) for c in seeds)))
     assert text.startswith("1 model, 3 seeds each, ")
-    assert "Different from the paper: positions=rotary, " in text and "bias=False and Muon" in text
+    assert "Different from the paper: rotary positions, " in text
+    assert "no biases and training with Muon." in text
     plain = replace(example.member("SM"), config=preset("wikitext-103", "SM"))
     assert "Different" not in lead(study_of(plain)) and "1 seed each" in lead(study_of(plain))

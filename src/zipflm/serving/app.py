@@ -1,4 +1,4 @@
-"""The HTTP application: all endpoints, and the page at `/`, which is built from `web/`."""
+"""The HTTP application: all endpoints, and the page at `/`, built from `web/`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _T = TypeVar("_T")
 
 
 async def _jobs() -> AsyncIterator[ExitStack]:
-    """Finishes the jobs of a request when the response is sent or the client disconnects."""
+    """Finish the jobs of a request when the response is sent or the client disconnects."""
     with ExitStack() as jobs:
         yield jobs
 
@@ -111,18 +111,18 @@ class Service:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
         self.is_shutting_down = False
-        # One thread, because text readers are not thread-safe.
-        self._reading = ThreadPoolExecutor(1, "reading")
-        for name, meaning, value in (
+        # A single thread, because text readers are not thread-safe.
+        self._encoder_thread = ThreadPoolExecutor(1, "encoding")
+        for name, help_text, value in (
             ("zipflm_requests_waiting", "Requests in the queue.", lambda: worker.num_waiting),
             ("zipflm_requests_unanswered", "Requests in progress.", lambda: worker.num_active),
-            ("zipflm_texts_writing", "Texts being generated.", lambda: worker.num_generating),
+            ("zipflm_texts_generating", "Texts being generated.", lambda: worker.num_generating),
         ):
-            metrics.gauge(name, meaning, value)
+            metrics.gauge(name, help_text, value)
 
     def stop(self) -> None:
         self.worker.stop()
-        self._reading.shutdown()
+        self._encoder_thread.shutdown()
 
     def _model(self, name: str | None) -> ServedModel:
         name = next(iter(self.models)) if name is None else name
@@ -132,34 +132,34 @@ class Service:
             raise APIError(404, message, param="model", code="model_not_found")
         return self.models[name]
 
-    async def _read(self, call: Callable[[], _T]) -> _T:
-        """Encode texts outside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._reading, call)
+    async def _encode(self, call: Callable[[], _T]) -> _T:
+        """Run `call`, which encodes texts, outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoder_thread, call)
 
     async def page(self) -> Response:
-        made = page()
+        built = page()
         headers = {
-            "Content-Security-Policy": made.policy,
+            "Content-Security-Policy": built.policy,
             "Cache-Control": "no-cache",
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
         }
-        return HTMLResponse(made.html, headers=headers)
+        return HTMLResponse(built.html, headers=headers)
 
     async def health(self) -> dict[str, str]:
-        """Whether the model thread is alive."""
+        """Return 200 if the model thread is alive."""
         if not self.worker.is_alive:
             raise APIError(503, "the model thread has stopped", code="dead")
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, Any]:
-        """Whether new requests are accepted."""
+        """Return 200 if new requests are accepted."""
         if self.is_shutting_down or not self.worker.is_alive:
-            raise APIError(503, "the service is shutting down", code="ending")
+            raise APIError(503, "the service is shutting down", code="shutting_down")
         return {"status": "ready", "models": list(self.models)}
 
     async def prometheus(self) -> Response:
-        """Prometheus metrics."""
+        """Return Prometheus metrics."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def list_models(self) -> ModelList:
@@ -169,44 +169,44 @@ class Service:
         return self._model(name).entry
 
     async def score(self, request: ScoreRequest, jobs: Jobs) -> Response:
-        """Log-probabilities of the words of texts, with ranks and alternatives."""
+        """Return the log-probability of each word, with optional ranks and alternatives."""
         model = self._model(request.model)
-        scoring = await self._read(lambda: Scoring(request, model, self.limits))
+        scoring = await self._encode(lambda: Scoring(request, model, self.limits))
         job = self.worker.score(model, scoring.documents(), scoring.search)
         jobs.callback(self.worker.finish, job)
         scored: dict[int, Scored] = {}
         for _ in scoring.texts:
             event = await job.next()
-            scored[event.place] = event
+            scored[event.index] = event
         return await _json(lambda: scoring.response(scored))
 
     async def completions(self, request: CompletionRequest, jobs: Jobs) -> Response:
-        """Continue prompts, like the OpenAI endpoint; with `stream`, as server-sent events."""
+        """Continue prompts, like the OpenAI endpoint. With `stream`, send server-sent events."""
         model, worker = self._model(request.model), self.worker
-        completion = await self._read(lambda: Completion(request, model, self.limits))
+        completion = await self._encode(lambda: Completion(request, model, self.limits))
         scoring: Job[Scored] | None = None
-        writing: Job[Generated] | None = None
+        generating: Job[Generated] | None = None
         if documents := completion.documents():
             scoring = worker.score(model, documents)
             jobs.callback(worker.finish, scoring)
         if rows := completion.rows():
-            writing = worker.generate(model, rows, is_streamed=request.stream)
-            jobs.callback(worker.finish, writing)
+            generating = worker.generate(model, rows, is_streamed=request.stream)
+            jobs.callback(worker.finish, generating)
 
         async def parts() -> AsyncIterator[Iterable[CompletionResponse]]:
             if scoring is not None:
                 for _ in documents:
                     scored = await scoring.next()
-                    completion.add_scores(scored.place, scored.scores)
+                    completion.add_scores(scored.index, scored.scores)
             yield completion.first_chunks()
-            while writing is not None and not completion.is_complete:
-                index, delta = await writing.next()
+            while generating is not None and not completion.is_complete:
+                index, delta = await generating.next()
                 completion.add(index, delta)
                 yield completion.chunks(index, delta)
             yield completion.last_chunks()
 
         if request.stream:
-            # Tell proxies not to buffer.
+            # Ask proxies not to buffer the stream.
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             return StreamingResponse(_events(parts()), 200, headers, "text/event-stream")
         async for _ in parts():
@@ -218,21 +218,21 @@ class Service:
         raise APIError(404, message, param="model", code="not_a_chat_model")
 
     async def tokenizer_info(self) -> dict[str, str | None]:
-        """Special tokens. The end of a line also precedes every text."""
+        """Return the special tokens. The end-of-line token is also the start token."""
         end, unknown = SPECIALS[END], SPECIALS[UNKNOWN]
         return {"eos_token": end, "bos_token": end, "pad_token": None, "unk_token": unknown}
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         model = self._model(request.model)
-        ids = await self._read(lambda: tokenize(model, request.prompt))
+        ids = await self._encode(lambda: tokenize(model, request.prompt))
         return {"tokens": ids, "count": len(ids), "max_model_len": self.limits.max_words}
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, str]:
-        """The text of token ids."""
+        """Return the text of token ids."""
         model = self._model(request.model)
         require_ids("tokens", request.tokens, model, self.limits)
-        return {"prompt": await self._read(lambda: detokenize(model.reader, request.tokens))}
+        return {"prompt": await self._encode(lambda: detokenize(model.reader, request.tokens))}
 
 
 async def _json(build: Callable[[], BaseModel]) -> Response:
@@ -258,10 +258,11 @@ def make_app(
     origins: Sequence[str] = (),
     is_local: bool = False,
 ) -> ASGIApp:
-    """Build the application. With `keys`, requests need one; pages of `origins` may call it.
+    """Build the application.
 
-    `is_local` means that it listens on a local address. Without keys, the `Host` header must then
-    be a local name.
+    With `keys`, requests need one of them. Web pages from `origins` may send requests. `is_local`
+    means that the server listens on a local address; without keys, the `Host` header must then be
+    a local name.
     """
     app = FastAPI(
         title="zipflm",
@@ -287,7 +288,7 @@ def make_app(
     add("/metrics", service.prometheus)
     for kind in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, on_error)
-    around = Middleware(
+    wrapped = Middleware(
         app,
         service.metrics,
         max_body=service.limits.max_body,
@@ -296,10 +297,10 @@ def make_app(
         is_local_only=is_local and not keys,
     )
     if not origins:
-        return around
+        return wrapped
     # Outermost, because browsers send preflight requests without a key.
     return CORSMiddleware(
-        around,
+        wrapped,
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type"],

@@ -1,7 +1,7 @@
 """`/v1/completions`: continuations of prompts, streamed or not.
 
-A token is a word, a piece of a word, or the end of a line. The text stops at the end of a line, as
-in `zipflm generate`; use `lines` for more.
+A token is a word, a piece of a word, or the end of a line. Generation stops at the end of a line,
+as in `zipflm generate`; use `lines` for more.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class Completion:
         self._prompts = [read_prompt(model, prompt, limits) for prompt in request.prompt]
         for prompt in self._prompts:
             require_length("prompt", len(prompt.tokens) + request.max_tokens, limits)
-        number = len(self._prompts) * request.n
-        if number > MAX_TEXTS:
+        count = len(self._prompts) * request.n
+        if count > MAX_TEXTS:
             raise bad_request(
-                "n", f"n={request.n}: {number} texts in total; the maximum is {MAX_TEXTS}"
+                "n", f"n={request.n}: {count} texts in total; the maximum is {MAX_TEXTS}"
             )
-        self._check_logprob_limit(number * request.max_tokens)
+        self._check_logprob_limit(count * request.max_tokens)
         reason = None if request.max_tokens else "length"
-        self._choices = [Delta(finish_reason=reason) for _ in range(number)]
+        self._choices = [Delta(finish_reason=reason) for _ in range(count)]
         self._scores: dict[int, DocumentScores] = {}
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
 
     def _check_logprob_limit(self, tokens: int) -> None:
-        """Responses are built in memory, and every choice repeats the prompt."""
+        """Limit the size of the response, in which every choice repeats the prompt."""
         if self._request.logprobs is None:
             return
         if self._request.echo:
@@ -60,12 +60,12 @@ class Completion:
         if tokens * max(self._request.logprobs, 1) > MAX_LOGPROBS:
             raise bad_request(
                 "logprobs",
-                f"logprobs={self._request.logprobs}: up to {tokens} tokens in all texts exceed the "
+                f"logprobs={self._request.logprobs}: {tokens} tokens in all texts would exceed the "
                 f"maximum of {MAX_LOGPROBS} log-probabilities; request fewer, or fewer texts",
             )
 
     def documents(self) -> list[Document]:
-        """The prompts to score, if the response includes their log-probabilities."""
+        """Return the prompts to score, if the response includes their log-probabilities."""
         if not self._request.echo or self._request.logprobs is None:
             return []
         return [
@@ -74,7 +74,7 @@ class Completion:
         ]
 
     def rows(self) -> list[GrowingText]:
-        """The texts to generate, one per choice."""
+        """Return the texts to generate, one per choice."""
         request, reader = self._request, self.model.reader
         if not request.max_tokens:
             return []
@@ -95,8 +95,8 @@ class Completion:
     def _num_likely(self) -> int:
         return min(self._request.logprobs or 0, len(self.model.reader.vocabulary))
 
-    def add_scores(self, place: int, scores: DocumentScores) -> None:
-        self._scores[place] = scores
+    def add_scores(self, index: int, scores: DocumentScores) -> None:
+        self._scores[index] = scores
 
     def add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
@@ -110,21 +110,21 @@ class Completion:
 
     def whole(self) -> CompletionResponse:
         choices = [
-            self._choice(index, choice, begins=True) for index, choice in enumerate(self._choices)
+            self._choice(index, choice, is_first=True) for index, choice in enumerate(self._choices)
         ]
         return self._response(choices, self._usage())
 
     def first_chunks(self) -> Iterator[CompletionResponse]:
-        """Prompts with `echo`, and choices without any tokens to generate."""
+        """Return prompts, with `echo`, and choices without any tokens to generate."""
         for index, choice in enumerate(self._choices):
             if self._request.echo or choice.finish_reason:
                 delta = Delta(finish_reason=choice.finish_reason)
-                yield self._response([self._choice(index, delta, begins=True)])
+                yield self._response([self._choice(index, delta, is_first=True)])
 
     def chunks(self, index: int, delta: Delta) -> Iterator[CompletionResponse]:
         has_tokens = delta.tokens and self._request.logprobs is not None
         if delta.text or delta.finish_reason or has_tokens:
-            yield self._response([self._choice(index, delta, begins=False)])
+            yield self._response([self._choice(index, delta, is_first=False)])
 
     def last_chunks(self) -> Iterator[CompletionResponse]:
         if self._request.stream_options.include_usage:
@@ -133,7 +133,7 @@ class Completion:
     def _response(
         self, choices: list[CompletionChoice], usage: Usage | None = None
     ) -> CompletionResponse:
-        answer = CompletionResponse(
+        response = CompletionResponse(
             id=self._id,
             object="text_completion",
             created=self._created,
@@ -142,29 +142,31 @@ class Completion:
             choices=choices,
         )
         if usage or self._request.stream_options.include_usage:
-            answer.usage = usage
-        return answer
+            response.usage = usage
+        return response
 
     def _usage(self) -> Usage:
-        prompts = sum(len(prompt.tokens) for prompt in self._prompts)
-        written = sum(len(choice.tokens) for choice in self._choices)
+        in_prompts = sum(len(prompt.tokens) for prompt in self._prompts)
+        generated = sum(len(choice.tokens) for choice in self._choices)
         return Usage(
-            prompt_tokens=prompts, completion_tokens=written, total_tokens=prompts + written
+            prompt_tokens=in_prompts,
+            completion_tokens=generated,
+            total_tokens=in_prompts + generated,
         )
 
-    def _choice(self, index: int, delta: Delta, begins: bool) -> CompletionChoice:
-        """One choice of a response or chunk; `begins` is true for its first chunk."""
-        request, place = self._request, index // self._request.n
-        prompt = self._prompts[place]
-        has_prompt = request.echo and begins
+    def _choice(self, index: int, delta: Delta, is_first: bool) -> CompletionChoice:
+        """Return one choice of a response or chunk. `is_first` is true for its first chunk."""
+        request, prompt_index = self._request, index // self._request.n
+        prompt = self._prompts[prompt_index]
+        has_prompt = request.echo and is_first
         logprobs = None
         if request.logprobs is not None:
             lists = _LogprobLists(self.model.lm.vocabulary.words)
             if has_prompt:
-                lists.add_prompt(prompt, self._scores[place])
+                lists.add_prompt(prompt, self._scores[prompt_index])
             offset = len(prompt.text) if request.echo else 0
-            for each in delta.tokens:
-                lists.add(each.token, each.logprob, each.top, offset + each.offset)
+            for token in delta.tokens:
+                lists.add(token.token, token.logprob, token.top, offset + token.offset)
             logprobs = lists.logprobs
         return CompletionChoice(
             text=(prompt.text if has_prompt else "") + delta.text,
@@ -210,13 +212,13 @@ class _LogprobLists:
             self.add(token, logprob, top, offset)
 
     def add(self, token: int, logprob: float | None, top: Likely, offset: int) -> None:
-        # Ids above the vocabulary are words that are read as bytes.
+        # Ids above the vocabulary are unknown words that the model reads as bytes.
         word = self._words[token if token < len(self._words) else UNKNOWN]
         likely = None
         if logprob is not None:
             logprob += 0.0  # not -0.0
-            # Clients compare the two, so use the same number although rounding may differ.
-            likely = {self._words[each]: value for each, value in top} | {word: logprob}
+            # Clients compare the two numbers, which could differ by rounding; use the same one.
+            likely = {self._words[id]: value for id, value in top} | {word: logprob}
         self.logprobs.tokens.append(word)
         self.logprobs.token_logprobs.append(logprob)
         self.logprobs.top_logprobs.append(likely)

@@ -16,7 +16,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "zipflm_requests", "Requests answered.", ["path", "status"], registry=registry
+            "zipflm_requests", "Completed requests.", ["path", "status"], registry=registry
         )
         self._seconds = Histogram(
             "zipflm_request_seconds",
@@ -27,16 +27,18 @@ class Metrics:
         )
         self.batches = Histogram(
             "zipflm_batch_texts",
-            "Texts computed together.",
+            "Texts per batch.",
             ["kind"],
             buckets=_SIZES,
             registry=registry,
         )
-        self.words = Counter(
-            "zipflm_words", "Words scored and generated.", ["kind"], registry=registry
+        self.tokens = Counter(
+            "zipflm_tokens", "Tokens scored and generated.", ["kind"], registry=registry
         )
         self.clients_left = Counter(
-            "zipflm_clients_left", "Clients that disconnected early.", registry=registry
+            "zipflm_clients_left",
+            "Clients that disconnected early.",
+            registry=registry,
         )
 
     def request(self, path: str, status: int, seconds: float) -> None:

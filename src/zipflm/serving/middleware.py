@@ -30,7 +30,7 @@ _PUBLIC_PATHS = ("/health", "/docs", "/openapi.json")
 def read_keys(path: str) -> list[bytes]:
     keys = [line.strip() for line in Path(path).read_bytes().splitlines() if line.strip()]
     if not keys:
-        raise ValueError(f"--api-key-file {path}: contains no keys; write one per line")
+        raise ValueError(f"--api-key-file {path}: contains no keys; add one per line")
     return keys
 
 
@@ -41,9 +41,9 @@ async def _require_key(request: Request, keys: Sequence[bytes]) -> None:
         bearer = basic = None
     given = bearer.credentials if bearer else basic.password if basic else ""
     key = given.encode("latin-1")
-    # Compare with all keys, so that the time does not depend on the match.
-    if not any([hmac.compare_digest(key, each) for each in keys]):
-        # A browser asks for a password and then sends it with all requests of the page.
+    # Compare with all keys, so that the time does not reveal which one matched.
+    if not any([hmac.compare_digest(key, known) for known in keys]):
+        # Browsers prompt for a password and then send it with all requests of the page.
         is_page = request.scope["path"] == "/"
         scheme = 'Basic realm="zipflm: an API key as password"' if is_page else "Bearer"
         raise APIError(
@@ -57,15 +57,15 @@ async def _require_key(request: Request, keys: Sequence[bytes]) -> None:
 _log = logging.getLogger(__name__)
 
 BODY_SECONDS = 20
-"""Timeout for the body of a request."""
+"""Timeout for receiving a request body."""
 SEND_SECONDS = 20
-"""Timeout for a client to read a part of the response."""
+"""Timeout for sending a part of the response."""
 _MAX_DISCARDED = 1 << 24
 """Bytes beyond the limit that are read and discarded, so that the client receives the error."""
 
 
 class Middleware:
-    """Wraps the application; see the module docstring."""
+    """ASGI middleware around the application."""
 
     def __init__(
         self,
@@ -77,9 +77,10 @@ class Middleware:
         keys: Sequence[bytes],
         is_local_only: bool,
     ) -> None:
-        """Metrics are per path of `paths`. With `keys`, requests need one of them.
+        """Create the middleware.
 
-        With `is_local_only`, the `Host` header must be a local name, against DNS rebinding.
+        Metrics are recorded for each path in `paths`. With `keys`, requests need one of them. With
+        `is_local_only`, the `Host` header must be a local name, which prevents DNS rebinding.
         """
         self._app, self._metrics, self._max_body = app, metrics, max_body
         self._paths, self._keys, self._is_local_only = paths, keys, is_local_only
@@ -89,21 +90,21 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        sending = _Sending(send)
+        sender = _ResponseSender(send)
         try:
-            await self._handle(scope, receive, sending)
+            await self._handle(scope, receive, sender)
         except ClientDisconnect:
             self._metrics.clients_left.inc()
         except Exception as error:
-            if not sending.is_complete:
+            if not sender.is_complete:
                 raise
-            # The client has received status 500.
+            # The client has already received status 500.
             _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
-            self._metrics.request(path, sending.status, time.perf_counter() - start)
+            self._metrics.request(path, sender.status, time.perf_counter() - start)
 
-    async def _handle(self, scope: Scope, receive: Receive, send: _Sending) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: _ResponseSender) -> None:
         request = Request(scope, receive)
         try:
             if self._is_local_only:
@@ -114,7 +115,7 @@ class Middleware:
             if request.method != "POST":
                 await self._app(scope, receive, send)
                 return
-            body = await self._body(request)
+            body = await self._read_body(request)
         except APIError as error:
             await error.response(scope, receive, send)
             return
@@ -123,27 +124,29 @@ class Middleware:
         async def replay() -> Message:
             return messages.pop() if messages else await asyncio.Future()
 
-        working = asyncio.ensure_future(self._app(scope, replay, send))
+        response = asyncio.ensure_future(self._app(scope, replay, send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             done: set[asyncio.Task[None]] = set()
             while not done and not send.is_stuck:
                 done, _ = await asyncio.wait(
-                    (working, disconnect), timeout=SEND_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    (response, disconnect),
+                    timeout=SEND_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
-            if working not in done and not send.is_complete:
+            if response not in done and not send.is_complete:
                 raise ClientDisconnect
-            await working
+            await response
         finally:
             disconnect.cancel()
-            working.cancel()
-            await asyncio.wait((working,))
+            response.cancel()
+            await asyncio.wait((response,))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         # Browsers let other sites send forms and plain text without a CORS check, but not JSON.
-        kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            message = f"Content-Type {quoted(kind)}: use application/json"
+        content_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            message = f"Content-Type {quoted(content_type)}: use application/json"
             raise APIError(415, message, code="unsupported_content_type")
         limit = self._max_body
         parts: list[bytes] = []
@@ -165,15 +168,15 @@ class Middleware:
         return b"".join(parts)
 
 
-class _Sending:
-    """Sends a response with a request id and tracks its progress."""
+class _ResponseSender:
+    """Sends a response with a request id and tracks whether it is complete or stuck."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._since: float | None = None
         """Start time of the message that is being sent."""
         self.status: int = 499
-        """499: the client disconnected before a response."""
+        """499: the client disconnected before the response."""
         self.is_complete = False
 
     async def __call__(self, message: Message) -> None:

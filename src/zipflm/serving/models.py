@@ -1,4 +1,4 @@
-"""Loading and naming of the served models."""
+"""Loads the served models and names them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServedModel:
     name: str
     lm: TrainedModel
     reader: TextReader
-    """For the thread that reads requests; `lm.reader` belongs to the model thread."""
+    """For the thread that encodes requests; `lm.reader` is used by the model thread."""
     entry: ModelEntry
 
     @property
@@ -40,7 +40,7 @@ class ServedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies checkpoint and software. Equal fingerprints and seeds give equal texts."""
+        """Identifies checkpoint and software: the same fingerprint and seed give the same text."""
         versions = [__version__, torch.__version__, self.engine.device.type]
         text = self.entry.model_dump_json() + " ".join(versions)
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -54,15 +54,15 @@ def load_models(
     checkpoint: str | None = None,
     memory: Sequence[str] = (),
 ) -> dict[str, ServedModel]:
-    """Load runs; returns them by name. The first one is the default."""
+    """Load runs and return them by name. The first one is the default."""
     options = {"device": device, "dtype": dtype, "checkpoint": checkpoint}
     loaded = [load(path, **options, memory=memory) for path in paths]  # type: ignore[arg-type]
     names = _names(paths, loaded)
-    return {name: served(name, lm) for name, lm in zip(names, loaded, strict=True)}
+    return {name: make_served_model(name, lm) for name, lm in zip(names, loaded, strict=True)}
 
 
-def served(name: str, lm: TrainedModel) -> ServedModel:
-    """Wrap a loaded model, which no longer depends on its files."""
+def make_served_model(name: str, lm: TrainedModel) -> ServedModel:
+    """Wrap a loaded model. Afterwards it no longer depends on its files."""
     _copy_from_disk(lm)
     run = lm.run
     codes = None if run.codes is None else Codes(run.codes.merges)
@@ -72,7 +72,7 @@ def served(name: str, lm: TrainedModel) -> ServedModel:
 
 
 def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
-    """The shortest unique names: `run`, `run@checkpoint` or the path."""
+    """Return the shortest unique names: `run`, `run@checkpoint` or the path."""
     plain = [lm.run.folder.path.resolve().name for lm in loaded]
     exact = [f"{name}@{lm.run.checkpoint.name}" for name, lm in zip(plain, loaded, strict=True)]
     counts = Counter(plain) + Counter(exact)
@@ -80,14 +80,14 @@ def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
         next((name for name in choices if counts[name] == 1), choices[-1])
         for choices in zip(plain, exact, map(str, paths), strict=True)
     ]
-    twice = [name for name, number in Counter(names).items() if number > 1]
-    if twice:
-        raise ValueError(f"{twice[0]}: given twice; give each run once")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{repeated[0]}: given twice; name each run once")
     return names
 
 
 def _copy_from_disk(lm: TrainedModel) -> None:
-    """Copy weights that are mapped from the checkpoint, which can change or disappear."""
+    """Copy memory-mapped weights, because the checkpoint can change or be deleted."""
     with torch.no_grad():
         for tensor in (*lm.model.parameters(), *lm.model.buffers()):
             tensor.data = tensor.data.clone()
@@ -104,7 +104,7 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
             "words": vocabulary.num_words,
             "unit": lm.engine.unit,
             "bands": _bands(lm),
-            "perplexity": _perplexity(lm, path),
+            "perplexity": _valid_perplexity(lm, path),
             "checkpoint": run.checkpoint.name,
             "block": lm.engine.blocks.block,
             "dtype": lm.engine.dtype_name,
@@ -114,24 +114,24 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
 
 
 def _memory(lm: TrainedModel) -> dict[str, Any]:
-    """The names of memories, without the paths of their folders."""
+    """Return the names of the memories, without the paths of their folders."""
     memories = lm.engine.memories
     return {} if memories is None else {"memory": [Path(name).name for name in memories.names]}
 
 
 def _bands(lm: TrainedModel) -> list[dict[str, Any]]:
-    """Bands of the output layer by frequency rank from 1, without special tokens and padding."""
-    edges, number = lm.model.output.edges, lm.vocabulary.num_words
+    """Return the bands as ranges of frequency ranks, without special tokens and padding."""
+    edges, num_words = lm.model.output.edges, lm.vocabulary.num_words
     names = ["head", *(f"tail {tail}" for tail in range(1, len(edges)))]
     bands = []
     for name, (first, end) in zip(names, pairwise(edges), strict=False):
         low = max(first - len(SPECIALS), 0) + 1
-        high = min(end - len(SPECIALS), number)
+        high = min(end - len(SPECIALS), num_words)
         bands.append({"name": name, "first": low, "last": high, "words": max(high - low + 1, 0)})
     return bands
 
 
-def _perplexity(lm: TrainedModel, path: Path) -> float | None:
+def _valid_perplexity(lm: TrainedModel, path: Path) -> float | None:
     if not path.exists():
         return None
     state = lm.run.checkpoint.state()

@@ -1,7 +1,7 @@
-"""Encoding of texts and ids in requests, with limits.
+"""Encodes the texts and token ids of requests, and checks their lengths.
 
-A model predicts every text after a `</s>`. A prompt may begin with it, as harnesses do: the results
-are the same, but it counts as a token of the prompt, without a log-probability.
+Models predict every text after a `</s>`. A prompt may start with one, as evaluation harnesses do.
+The results are the same, but it counts as a token of the prompt, without a log-probability.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Prompt:
 
     text: str
     tokens: Ids
-    """All ids, including a `</s>` at the start if given."""
+    """All ids, including a `</s>` at the start if the request has one."""
     has_start: bool
     offsets: list[int]
     """Start of each token in the text."""
@@ -49,23 +49,23 @@ class Prompt:
 def encode(
     model: ServedModel, param: str, text: str, limits: Limits, ends: bool = False
 ) -> EncodedText:
-    if len(text) > limits.max_characters:  # much faster than counting words
+    if len(text) > limits.max_characters:  # much faster than tokenizing
         raise _too_long(param, f"{len(text)} characters", limits.max_characters)
     if not text:
         raise bad_request(param, f"{param}: empty; give at least one word", "empty")
-    return _read(model, param, text, ends)
+    return _encode_any_length(model, param, text, ends)
 
 
-def _read(model: ServedModel, param: str, text: str, ends: bool) -> EncodedText:
+def _encode_any_length(model: ServedModel, param: str, text: str, ends: bool) -> EncodedText:
     try:
         return model.reader.text(text, ends=ends)
     except ValueError as error:
         raise bad_request(param, f"{param}: {error}") from None
 
 
-def require_length(param: str, number: int, limits: Limits) -> None:
-    if number > limits.max_words:
-        raise _too_long(param, f"{number} words", limits.max_words)
+def require_length(param: str, num_tokens: int, limits: Limits) -> None:
+    if num_tokens > limits.max_words:
+        raise _too_long(param, f"{num_tokens} tokens", limits.max_words)
 
 
 def _too_long(param: str, size: str, limit: int) -> APIError:
@@ -75,10 +75,10 @@ def _too_long(param: str, size: str, limit: int) -> APIError:
 
 def read_prompt(model: ServedModel, value: str | list[int], limits: Limits) -> Prompt:
     if isinstance(value, str):
-        prompt = _of_text(model, value, limits)
+        prompt = _prompt_from_text(model, value, limits)
     else:
         require_ids("prompt", value, model, limits)
-        prompt = _of_ids(model.reader, value)
+        prompt = _prompt_from_ids(model.reader, value)
     if not len(prompt.tokens):
         message = f"prompt: empty; give at least one word, or {_START} to start a new text"
         raise bad_request("prompt", message, "empty")
@@ -96,22 +96,26 @@ def require_ids(param: str, ids: Sequence[int], model: ServedModel, limits: Limi
 
 
 def tokenize(model: ServedModel, text: str) -> list[int]:
-    """The ids of a text of any length."""
+    """Return the ids of a text of any length."""
     start = _start_length(text)
-    rest = _read(model, "prompt", text[start:], False).ids.tolist() if text[start:] else []
+    rest = (
+        _encode_any_length(model, "prompt", text[start:], False).ids.tolist()
+        if text[start:]
+        else []
+    )
     size = len(model.reader.vocabulary)
     known = [token if token < size else UNKNOWN for token in rest]
     return [END, *known] if start else known
 
 
 def detokenize(reader: TextReader, ids: list[int]) -> str:
-    """The text of ids, the inverse of `tokenize` where possible."""
+    """Return the text of ids, the inverse of `tokenize` where possible."""
     has_start = ids[:1] == [END]
-    text, _, _ = _spelled(reader, ids[1:] if has_start else ids)
+    text, _, _ = _decode(reader, ids[1:] if has_start else ids)
     return " ".join([_START, text] if text else [_START]) if has_start else text
 
 
-def _of_text(model: ServedModel, text: str, limits: Limits) -> Prompt:
+def _prompt_from_text(model: ServedModel, text: str, limits: Limits) -> Prompt:
     start = _start_length(text)
     tokens: Ids = np.zeros(0, dtype=np.int64)
     offsets: list[int] = []
@@ -119,20 +123,20 @@ def _of_text(model: ServedModel, text: str, limits: Limits) -> Prompt:
     if text[start:]:
         encoded = encode(model, "prompt", text[start:], limits)
         tokens, words = encoded.ids, last_line(encoded)
-        offsets = [start + place for place in _offsets(model.reader, encoded)]
+        offsets = [start + offset for offset in _offsets(model.reader, encoded)]
     if start:
         tokens, offsets = np.append(END, tokens), [0, *offsets]
     return Prompt(text, tokens, start > 0, offsets, words, is_tight=text[-1:].isspace())
 
 
 def _start_length(text: str) -> int:
-    """Length of a `</s>` at the start of a text. Splitting rules could break it up."""
+    """Return the length of a `</s>` at the start of a text (0 if there is none)."""
     is_start = text.startswith(_START) and not text[len(_START) :][:1].strip()
     return len(_START) if is_start else 0
 
 
 def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
-    """Start of each id in the text; pieces are placed one after another in their word."""
+    """Return the offset of each id in the text. The pieces of a word follow each other."""
     offsets = []
     names = reader.vocabulary.words
     bounds = [*encoded.starts.tolist(), len(encoded.ids)]
@@ -143,17 +147,17 @@ def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
     return offsets
 
 
-def _of_ids(reader: TextReader, ids: list[int]) -> Prompt:
+def _prompt_from_ids(reader: TextReader, ids: list[int]) -> Prompt:
     has_start = ids[:1] == [END]
-    text, offsets, is_within_word = _spelled(reader, ids[1:] if has_start else ids)
+    text, offsets, is_within_word = _decode(reader, ids[1:] if has_start else ids)
     if has_start:
         offsets = [0, *offsets]
     tokens = np.array(ids, dtype=np.int64)
     return Prompt(text, tokens, has_start, offsets, _last_line(reader, ids), is_within_word)
 
 
-def _spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
-    """The text of ids, the start of each id, and whether the text ends within a word."""
+def _decode(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
+    """Return the text of ids, the offset of each id, and whether the text ends within a word."""
     spelling = Spelling(reader)
     text = "".join([spelling.add(token) for token in ids])
     is_within_word = spelling.is_within_word
@@ -162,9 +166,9 @@ def _spelled(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
 
 
 def _last_line(reader: TextReader, ids: list[int]) -> list[str]:
-    last = max((place for place, token in enumerate(ids) if token == END), default=-1)
+    last_end = max((i for i, token in enumerate(ids) if token == END), default=-1)
     words, pieces = [], ""
-    for token in ids[last + 1 :]:
+    for token in ids[last_end + 1 :]:
         pieces += reader.vocabulary.words[token].removesuffix(CONTINUES)
         if reader.ends_word[token]:
             words.append(pieces)

@@ -1,4 +1,4 @@
-"""Limits of the service, queued jobs and their events."""
+"""Service limits, queued jobs and their results."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Limits:
     """Limits of requests and batches."""
 
     max_batch_words: int = 8192
-    """Words per batch, including padding; a longer text is a batch of its own."""
+    """Tokens per batch, including padding. A longer text gets its own batch."""
     max_words: int = 4096
-    """Words of one text, including the words to generate."""
+    """Tokens per text, including the tokens to generate."""
     max_waiting: int = 256
-    """Requests in the queue."""
+    """Maximum number of requests in the queue."""
 
     @property
     def max_characters(self) -> int:
-        """Maximum length of one text, checked before its words are counted."""
+        """Maximum length of a text, checked before it is tokenized."""
         return 1_000 + 16 * self.max_words
 
     @property
@@ -36,17 +36,17 @@ class Limits:
 
 
 class Job(Generic[_T]):
-    """The work of one request for the model thread."""
+    """A request's work for the model thread."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[_T | Exception] = asyncio.Queue()
         """Results from the model thread, read by the event loop."""
         self.is_cancelled = False
-        """True if the client disconnected or has its response."""
+        """True if the client disconnected or received its response."""
         self.has_started = False
 
     def put(self, event: _T | Exception) -> None:
-        """Call in the thread of the event loop."""
+        """Add a result. Call this only from the event loop's thread."""
         if not self.is_cancelled:
             self.events.put_nowait(event)
 
@@ -58,17 +58,17 @@ class Job(Generic[_T]):
 
 
 class Scored(NamedTuple):
-    """The scores of one text of a request."""
+    """Scores of one text of a request."""
 
-    place: int
+    index: int
     """Index of the text in the request."""
     scores: DocumentScores
     searched: list[list[LikelyWord]]
-    """The most likely words at each requested place, for sub-word models."""
+    """The most likely words at each requested position (sub-word models only)."""
 
 
 class Generated(NamedTuple):
     """New tokens of one text of a request."""
 
-    place: int
+    index: int
     delta: Delta

@@ -1,4 +1,4 @@
-"""Requests, responses and errors as pydantic models, compatible with OpenAI where it has them."""
+"""Pydantic models of requests, responses and errors, compatible with the OpenAI API."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ MAX_TEXTS = 256
 MAX_ALTERNATIVES = 100
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     if not isinstance(value, str | list):
         raise ValueError("give a text or a list of texts")
     return [value] if isinstance(value, str) else value
 
 
-def _listed_prompts(value: Any) -> Any:
+def _as_prompt_list(value: Any) -> Any:
     if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
         return [value]
     if not isinstance(value, list) or not value:
-        raise ValueError("give a text, ids, or a list of these")
+        raise ValueError("give a text, token ids, or a list of these")
     return value
 
 
-# fail_fast: only the first error is reported, and a body can have 100,000 of them.
+# fail_fast: only the first error is reported, and a request could contain 100,000 of them.
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[
     list[str],
     Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 Prompts = Annotated[
     list[str | Ids],
     Field(fail_fast=True, max_length=MAX_TEXTS),
     BeforeValidator(
-        _listed_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+        _as_prompt_list, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
     ),
 ]
 Stops = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=1000)]],
     Field(fail_fast=True, max_length=16),
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 
 
 class BaseRequest(BaseModel):
-    """Unknown fields are ignored, as by OpenAI."""
+    """Base class of requests. Unknown fields are ignored, as by the OpenAI API."""
 
     model_config = ConfigDict(strict=True)
 
@@ -83,10 +83,12 @@ class ScoreRequest(BaseRequest):
     )
     ranks: bool = Field(False, description="Include the rank of each word.")
     sources: bool = Field(
-        False, description="Include the parts of a probability from the model and from memories."
+        False,
+        description="Include the shares of the model and the memories in the probability.",
     )
     at: Ids | None = Field(
-        None, description="Word indices that need alternatives, ranks and sources. Default: all."
+        None,
+        description="Indices of words that get alternatives, ranks and sources. Default: all.",
     )
 
 
@@ -157,13 +159,13 @@ class Alternative(BaseModel):
 
 
 class Neighbour(BaseModel):
-    context: str = Field(description="Words before it in the training text.")
+    context: str = Field(description="Words before this one in the training text.")
     word: str
 
 
 class ProbabilitySource(BaseModel):
     name: Literal["model", "cache", "neighbours"]
-    probability: float = Field(description="The parts add up to the probability of the word.")
+    probability: float = Field(description="All sources sum to the probability of the word.")
     neighbours: list[Neighbour] = []
 
 
@@ -215,7 +217,7 @@ class Usage(BaseModel):
 
 
 class CompletionResponse(BaseModel):
-    """A response, or a chunk of a stream."""
+    """A complete response, or a chunk of a stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -262,7 +264,7 @@ class APIError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`param` is the invalid field of the request; `code` is a machine-readable reason."""
+        """Create an error with the invalid field of the request and a machine-readable reason."""
         super().__init__(status, message, headers)
         self.param, self.code = param, code
 
@@ -283,7 +285,7 @@ def bad_request(param: str | None, message: str, code: str = "invalid_value") ->
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """The exception handler of the application."""
+    """Convert exceptions to error responses (the application's exception handler)."""
     return _as_api_error(request, error).response
 
 
@@ -291,7 +293,7 @@ def _as_api_error(request: Request, error: Exception) -> APIError:
     if isinstance(error, APIError):
         return error
     if isinstance(error, RequestValidationError):
-        return _invalid(error.errors())
+        return _as_bad_request(error.errors())
     if isinstance(error, HTTPException):
         status = error.status_code
         message = f"{request.method} {quoted(request.url.path)}: {error.detail}"
@@ -301,18 +303,18 @@ def _as_api_error(request: Request, error: Exception) -> APIError:
     return APIError(500, "internal error; see the log of the service", code="failed")
 
 
-def _invalid(errors: Sequence[dict[str, Any]]) -> APIError:
+def _as_bad_request(errors: Sequence[dict[str, Any]]) -> APIError:
     first = errors[0]
     if first["type"] == "json_invalid":
-        reason, place = first["ctx"]["error"], first["loc"][1]
-        return bad_request(None, f"the body is not JSON: {reason} at {place}", "invalid_json")
+        reason, offset = first["ctx"]["error"], first["loc"][1]
+        return bad_request(None, f"the body is not JSON: {reason} at {offset}", "invalid_json")
     if len(first["loc"]) == 1:
         return bad_request(None, f"the body must be a JSON object; {first['msg']}", "invalid_json")
     field = str(first["loc"][1])
     if first["type"] == "missing":
         return bad_request(field, f"{field}: missing; this field is required", "missing")
-    # For a union, report the alternative that matched furthest.
-    of_field = [error for error in errors if error["loc"][1] == field]
-    error = max(of_field, key=lambda each: len(each["loc"]))
+    # For a union, report the type that matched furthest.
+    field_errors = [error for error in errors if error["loc"][1] == field]
+    error = max(field_errors, key=lambda error: len(error["loc"]))
     reason = error["msg"].removeprefix("Value error, ")
     return bad_request(field, f"{field}={quoted(error['input'])}: {reason}")

@@ -28,35 +28,35 @@ from zipflm.units import bits, perplexity
 MAX_LOGPROBS = 100_000
 """Maximum number of alternatives in one response."""
 _MAX_SEARCHED = 1_000
-"""The same for sub-word models, which need a search for each."""
+"""The same for sub-word models, which need a search for each position."""
 
 
 class Scoring:
-    """A request for scores."""
+    """A request to `/score`, and its response."""
 
     def __init__(self, request: ScoreRequest, model: ServedModel, limits: Limits) -> None:
         self._request, self.model = request, model
-        self._is_words = model.engine.unit == "word"
+        self._is_word_model = model.engine.unit == "word"
         before = encode(model, "prefix", request.prefix, limits) if request.prefix else None
         self._prefix = np.zeros(0, dtype=np.int64) if before is None else before.ids
         self.texts = [encode(model, "text", text, limits, ends=True) for text in request.text]
         for text in self.texts:
             require_length("text", len(self._prefix) + len(text.ids), limits)
         self._top = min(request.top, model.engine.model.output.edges[-1])
-        self._places = _places(request.at, self.texts)
-        number = sum(map(len, self._places))
-        most = MAX_LOGPROBS if self._is_words else _MAX_SEARCHED
-        if self._top * number > most:
+        self._positions = _positions(request.at, self.texts)
+        num_words = sum(map(len, self._positions))
+        maximum = MAX_LOGPROBS if self._is_word_model else _MAX_SEARCHED
+        if self._top * num_words > maximum:
             raise bad_request(
                 "top",
-                f"top={self._top}: too many for {number} words; the maximum is {most} in all; "
-                "select words with `at`",
+                f"top={self._top}: too many for {num_words} words; the maximum is {maximum} in "
+                "total; select words with `at`",
             )
 
     @property
     def search(self) -> int:
-        """Number of words to search for at each place; 0 for word models."""
-        return 0 if self._is_words else self._top
+        """Number of alternatives to search for at each position; 0 for word models."""
+        return 0 if self._is_word_model else self._top
 
     def documents(self) -> list[Document]:
         skip = len(self._prefix)
@@ -64,12 +64,12 @@ class Scoring:
             Document(
                 np.concatenate([self._prefix, text.ids]),
                 skip,
-                skip + text.starts[places],
-                self._top if self._is_words else 0,
-                self._request.ranks and self._is_words,
-                self._request.sources and self._is_words,
+                skip + text.starts[positions],
+                self._top if self._is_word_model else 0,
+                self._request.ranks and self._is_word_model,
+                self._request.sources and self._is_word_model,
             )
-            for text, places in zip(self.texts, self._places, strict=True)
+            for text, positions in zip(self.texts, self._positions, strict=True)
         ]
 
     def response(self, scored: Mapping[int, Scored]) -> ScoreResponse:
@@ -87,11 +87,11 @@ class Scoring:
         }
         if memory := model.entry.zipflm.get("memory"):
             protocol["memory"] = memory
-        texts = [self._text(place, scored[place]) for place in range(len(self.texts))]
+        texts = [self._text_score(index, scored[index]) for index in range(len(self.texts))]
         return ScoreResponse(model=model.name, protocol=protocol, texts=texts)
 
-    def _text(self, place: int, scored: Scored) -> TextScore:
-        encoded = self.texts[place]
+    def _text_score(self, index: int, scored: Scored) -> TextScore:
+        encoded = self.texts[index]
         nll = nll_per_word(encoded, scored.scores.nll)
         words = [
             WordScore(
@@ -106,13 +106,13 @@ class Scoring:
             )
             for word in scored_words(encoded, nll, self.model.lm.facts)
         ]
-        for number, at in enumerate(self._places[place].tolist()):
+        for nth, position in enumerate(self._positions[index].tolist()):
             if self._top:
-                words[at].alternatives = self._alternatives(scored, number)
+                words[position].alternatives = self._alternatives(scored, nth)
             if self._request.ranks:
-                words[at].rank = _rank(words[at], scored, number)
+                words[position].rank = _rank(words[position], scored, nth)
             if scored.scores.sources:
-                words[at].sources = self._sources(scored.scores.sources[number])
+                words[position].sources = self._sources(scored.scores.sources[nth])
         total = float(nll.sum())
         return TextScore(
             logprob=rounded(-total),
@@ -136,30 +136,30 @@ class Scoring:
             for name, part, contexts in memories.sources(*source)
         ]
 
-    def _alternatives(self, scored: Scored, number: int) -> list[Alternative]:
+    def _alternatives(self, scored: Scored, nth: int) -> list[Alternative]:
         names = self.model.lm.vocabulary.words
         likely: Sequence[tuple[str, float]] = (
-            scored.searched[number]
+            scored.searched[nth]
             if scored.searched
-            else [(names[token], logprob) for token, logprob in scored.scores.top[number]]
+            else [(names[token], logprob) for token, logprob in scored.scores.top[nth]]
         )
         return [Alternative(word=word, logprob=rounded(logprob)) for word, logprob in likely]
 
 
-def _places(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[Ids]:
-    """For each text, the words that need alternatives and ranks."""
+def _positions(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[Ids]:
+    """Return the indices of the requested words for each text."""
     if at is None:
         return [np.arange(len(text.words)) for text in texts]
     shortest = min(len(text.words) for text in texts)
-    for place in at:
-        if not 0 <= place < shortest:
-            raise bad_request("at", f"at={quoted(place)}: the text has words 0 to {shortest - 1}")
+    for index in at:
+        if not 0 <= index < shortest:
+            raise bad_request("at", f"at={quoted(index)}: give word indices 0 to {shortest - 1}")
     return [np.array(sorted(set(at)), dtype=np.int64)] * len(texts)
 
 
-def _rank(word: WordScore, scored: Scored, number: int) -> int | None:
-    """The rank among all words; for sub-word models, only among the alternatives."""
+def _rank(word: WordScore, scored: Scored, nth: int) -> int | None:
+    """Return the rank among all words; for sub-word models, among the alternatives."""
     if scored.scores.ranks:
-        return scored.scores.ranks[number]
-    names = [each.word for each in word.alternatives]
+        return scored.scores.ranks[nth]
+    names = [alternative.word for alternative in word.alternatives]
     return names.index(word.word) + 1 if word.word in names else None

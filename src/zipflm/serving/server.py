@@ -40,13 +40,13 @@ def serve(
     origins: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve runs until a signal stops the server; port 0 selects a free port."""
+    """Serve runs until a signal stops the server. Port 0 selects a free port."""
     keys = read_keys(api_key_file) if api_key_file else []
     with bind_socket(host, port) as listener:
         models = load_models(
             paths, device=device, dtype=dtype, checkpoint=checkpoint, memory=memory
         )
-        gc.freeze()  # keeps full collections from scanning all of torch
+        gc.freeze()  # so that garbage collection does not scan all of torch
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}"
         asyncio.run(
@@ -78,13 +78,13 @@ async def run(
     app = make_app(service, keys=keys, origins=origins, is_local=is_local)
     config = uvicorn.Config(
         app,
-        # Do not log addresses and texts of clients.
+        # Do not log client addresses and texts.
         log_level="warning",
         access_log=False,
         lifespan="off",
         ws="none",
         proxy_headers=False,
-        # Longer than common proxies, so that they close connections first.
+        # Longer than the timeouts of common proxies, so that these close connections first.
         timeout_keep_alive=75,
         # For clients that do not read their responses.
         timeout_graceful_shutdown=10,
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
         self._on_start = on_start
 
     def end(self) -> None:
-        """Reject new requests and stop when all others are finished; now, if called again."""
+        """Reject new requests and finish the others, then stop. A second call stops immediately."""
         if self.service.is_shutting_down:
             self.force_exit = self.should_exit = True
         self.service.is_shutting_down = True
@@ -120,11 +120,11 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Replaces the handler of uvicorn, which raises the signal again at exit."""
+        """Handle signals. Uvicorn's version would raise them again at exit."""
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
-            for number in _SIGNALS:
-                loop.add_signal_handler(number, self.end)
+            for signum in _SIGNALS:
+                loop.add_signal_handler(signum, self.end)
         yield
 
     async def on_tick(self, counter: int) -> bool:
@@ -134,11 +134,11 @@ class Server(uvicorn.Server):
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket, before the models are loaded, which can take long."""
+    """Bind the socket. Call this before loading models, which can take a while."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, number, _, address = found[0]
-        listener = socket.socket(family, kind, number)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)

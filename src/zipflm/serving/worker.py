@@ -1,8 +1,8 @@
-"""The model thread, which computes for all requests and models.
+"""The thread that runs all models for all requests.
 
 It alternates between one batch of texts to score and one step of all texts being generated, so that
-new requests start within a step and neither kind of work starves the other. Results go back to the
-event loop once per turn.
+new requests start within a step and neither kind of work starves the other. Results are passed to
+the event loop once per iteration.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _ScoreTask:
     model: ServedModel
     document: Document
     search: int
-    """Number of words to search for at each requested place, for sub-word models."""
+    """Number of alternatives to find per requested position (sub-word models only)."""
     job: Job[Scored]
-    place: int
+    index: int
     scores: DocumentScores | None = None
     searched: list[list[LikelyWord]] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class _GenerateTask:
     row: GrowingText
     is_streamed: bool
     job: Job[Generated]
-    place: int
+    index: int
 
 
 class BatchRoom:
@@ -55,20 +55,20 @@ class BatchRoom:
 
     def __init__(self, engine: Engine, rows: Iterable[GrowingText]) -> None:
         self._engine = engine
-        rooms = [row.room(engine) for row in rows]
-        self._number, self._longest = len(rooms), max(rooms, default=0)
+        lengths = [row.room(engine) for row in rows]
+        self._count, self._longest = len(lengths), max(lengths, default=0)
 
-    def take(self, row: GrowingText) -> bool:
-        """Add a row if it fits. The first one always does."""
-        number, longest = self._number + 1, max(self._longest, row.room(self._engine))
-        if number > 1 and number * longest > self._engine.batch_tokens:
+    def try_add(self, row: GrowingText) -> bool:
+        """Add a row if it fits, and return whether it did. The first row always fits."""
+        count, longest = self._count + 1, max(self._longest, row.room(self._engine))
+        if count > 1 and count * longest > self._engine.batch_tokens:
             return False
-        self._number, self._longest = number, longest
+        self._count, self._longest = count, longest
         return True
 
 
 class Worker:
-    """The queue and the model thread. Public methods belong to the thread of the event loop."""
+    """The queue and the model thread. Call public methods only from the event loop's thread."""
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.limits: Limits = limits
@@ -79,7 +79,7 @@ class Worker:
             for model in models
         }
         self._loop = asyncio.get_running_loop()
-        self._work = threading.Condition()  # guards the next four
+        self._work = threading.Condition()  # guards the next four attributes
         self._scores: deque[_ScoreTask] = deque()
         self._rows: deque[_GenerateTask] = deque()
         self._num_waiting = 0
@@ -87,7 +87,7 @@ class Worker:
         # Used only by the event loop.
         self._jobs: set[Job[Any]] = set()
         self._is_closed = False
-        # Used only by the model thread.
+        # Written only by the model thread.
         self._searches: deque[_ScoreTask] = deque()
         self._decoders = {model.name: self._new_decoder(model) for model in models}
         self._generating: dict[GrowingText, _GenerateTask] = {}
@@ -98,16 +98,16 @@ class Worker:
     def _new_decoder(self, model: ServedModel) -> TextDecoder:
         return TextDecoder(self._engines[model.name], model.lm.reader)
 
-    # --- Thread of the event loop. ---
+    # --- Event loop thread. ---
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return self._num_waiting
 
     @property
     def num_active(self) -> int:
-        """Requests without a complete response."""
+        """Number of unfinished requests."""
         return len(self._jobs)
 
     @property
@@ -121,35 +121,36 @@ class Worker:
     def score(
         self, model: ServedModel, documents: Sequence[Document], search: int = 0
     ) -> Job[Scored]:
-        """Queue documents to score; their events come in any order. With `search`, sub-word models
-        also search for this many words at each requested place.
+        """Queue documents to score. Results arrive in any order.
+
+        With `search`, sub-word models also find this many alternatives per requested position.
         """
         job: Job[Scored] = self._new_job()
         with self._work:
-            for place, document in enumerate(documents):
-                self._scores.append(_ScoreTask(model, document, search, job, place))
+            for index, document in enumerate(documents):
+                self._scores.append(_ScoreTask(model, document, search, job, index))
             self._work.notify()
         return job
 
     def generate(
         self, model: ServedModel, rows: Sequence[GrowingText], *, is_streamed: bool = False
     ) -> Job[Generated]:
-        """Queue texts to generate; with `is_streamed`, every step is an event."""
+        """Queue texts to generate. With `is_streamed`, each step produces an event."""
         job: Job[Generated] = self._new_job()
         with self._work:
-            for place, row in enumerate(rows):
-                self._rows.append(_GenerateTask(model, row, is_streamed, job, place))
+            for index, row in enumerate(rows):
+                self._rows.append(_GenerateTask(model, row, is_streamed, job, index))
             self._work.notify()
         return job
 
     def finish(self, job: Job[Any]) -> None:
-        """Must be called for every job, after the response or a disconnect."""
+        """Release a job. Call this for every job, after its response or a disconnect."""
         if job not in self._jobs:
             return
         self._jobs.discard(job)
         job.is_cancelled = True
         with self._work:
-            self._begin(job)
+            self._mark_started(job)
 
     def close(self) -> None:
         """Reject new jobs."""
@@ -164,11 +165,11 @@ class Worker:
 
     def _new_job(self) -> Job[Any]:
         if self._is_closed:
-            raise APIError(503, "the service is shutting down", code="ending")
+            raise APIError(503, "the service is shutting down", code="shutting_down")
         if self._num_waiting >= self.limits.max_waiting:
             raise APIError(
                 429,
-                f"{self._num_waiting} requests are waiting (--max-waiting); try again later",
+                f"the queue is full ({self._num_waiting} requests, --max-waiting); try again later",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
@@ -188,13 +189,13 @@ class Worker:
                     if self._is_stopped:
                         return
                 try:
-                    self._turn()
+                    self._run_iteration()
                 except Exception as error:  # the thread must survive
                     for name in self._models:
                         self._fail_all(name, error)
                 self._deliver()
 
-    def _turn(self) -> None:
+    def _run_iteration(self) -> None:
         for decoder in self._decoders.values():
             cancelled = [row for row in decoder.rows if self._generating[row].job.is_cancelled]
             for row in cancelled:
@@ -214,7 +215,8 @@ class Worker:
         waiting = self._scores or self._rows or self._searches or self._generating
         return self._is_stopped or bool(waiting)
 
-    def _begin(self, job: Job[Any]) -> None:
+    def _mark_started(self, job: Job[Any]) -> None:
+        """Remove a job from the queue's count. Both threads call this, holding the lock."""
         if not job.has_started:
             job.has_started = True
             self._num_waiting -= 1
@@ -222,90 +224,90 @@ class Worker:
     def _next_batch(self) -> list[_ScoreTask]:
         batch: list[_ScoreTask] = []
         others: list[_ScoreTask] = []
-        words = 0
+        tokens = 0
         while self._scores:
-            text = self._scores.popleft()
-            if text.job.is_cancelled:
+            task = self._scores.popleft()
+            if task.job.is_cancelled:
                 continue
-            if batch and text.model is not batch[0].model:
-                others.append(text)
+            if batch and task.model is not batch[0].model:
+                others.append(task)
                 continue
-            words += len(text.document.ids)
-            if batch and words > self.limits.max_batch_words:
-                self._scores.appendleft(text)
+            tokens += len(task.document.ids)
+            if batch and tokens > self.limits.max_batch_words:
+                self._scores.appendleft(task)
                 break
-            batch.append(text)
-            self._begin(text.job)
+            batch.append(task)
+            self._mark_started(task.job)
         self._scores.extendleft(reversed(others))
         return batch
 
     def _next_rows(self) -> dict[str, list[_GenerateTask]]:
         joining: dict[str, list[_GenerateTask]] = defaultdict(list)
         others: list[_GenerateTask] = []
-        # Only models with room: scanning thousands of waiting texts every step would be slow.
-        places = {
+        # Models are dropped when full, so that the queue is not scanned further than necessary.
+        rooms = {
             name: BatchRoom(self._engines[name], decoder.rows)
             for name, decoder in self._decoders.items()
         }
-        while self._rows and places:
+        while self._rows and rooms:
             task = self._rows.popleft()
             name = task.model.name
             if task.job.is_cancelled:
                 continue
-            if name not in places or not places[name].take(task.row):
-                places.pop(name, None)
+            if name not in rooms or not rooms[name].try_add(task.row):
+                rooms.pop(name, None)
                 others.append(task)
                 continue
             joining[name].append(task)
-            self._begin(task.job)
+            self._mark_started(task.job)
         self._rows.extendleft(reversed(others))
         return joining
 
     def _score(self, batch: list[_ScoreTask]) -> None:
         engine = self._engines[batch[0].model.name]
         try:
-            scores = engine.start_scoring([text.document for text in batch])()
+            scores = engine.start_scoring([task.document for task in batch])()
         except Exception as error:
             if len(batch) == 1:
-                self._send(batch[0].job, _failure(error))
+                self._send(batch[0].job, _logged_failure(error))
             else:  # one failure must not affect the others
-                for text in batch:
-                    self._score([text])
+                for task in batch:
+                    self._score([task])
             return
         self._metrics.batches.labels("score").observe(len(batch))
-        self._metrics.words.labels("scored").inc(sum(len(result.nll) for result in scores))
-        for text, result in zip(batch, scores, strict=True):
-            text.scores = result
-            self._send_or_search(text)
+        self._metrics.tokens.labels("scored").inc(sum(len(result.nll) for result in scores))
+        for task, result in zip(batch, scores, strict=True):
+            task.scores = result
+            self._send_or_search(task)
 
-    def _send_or_search(self, text: _ScoreTask) -> None:
-        if text.search and len(text.searched) < len(text.document.asked):
-            self._searches.append(text)
+    def _send_or_search(self, task: _ScoreTask) -> None:
+        if task.search and len(task.searched) < len(task.document.asked):
+            self._searches.append(task)
         else:
-            assert text.scores is not None
-            self._send(text.job, Scored(text.place, text.scores, text.searched))
+            assert task.scores is not None
+            self._send(task.job, Scored(task.index, task.scores, task.searched))
 
-    def _search(self, text: _ScoreTask) -> None:
-        """Search at one place only, so that other work gets its turn."""
-        if text.job.is_cancelled:
+    def _search(self, task: _ScoreTask) -> None:
+        """Search at one position only, so that other work is not delayed."""
+        if task.job.is_cancelled:
             return
-        document, number = text.document, len(text.searched)
+        document, done = task.document, len(task.searched)
         try:
-            text.searched += most_likely_instead(
-                self._engines[text.model.name],
-                text.model.lm.reader,
+            task.searched += most_likely_instead(
+                self._engines[task.model.name],
+                task.model.lm.reader,
                 document.ids,
-                document.asked[number : number + 1],
-                text.search,
+                document.asked[done : done + 1],
+                task.search,
                 document.skip,
             )
         except Exception as error:
-            self._send(text.job, _failure(error))
+            self._send(task.job, _logged_failure(error))
         else:
-            self._send_or_search(text)
+            self._send_or_search(task)
 
     def _step(self, name: str, decoder: TextDecoder, joining: list[_GenerateTask]) -> None:
-        """Add new texts to the batch and generate one token of each."""
+        """Add new texts to the batch and generate one token for each text."""
         self._generating |= {task.row: task for task in joining}
         try:
             if joining:
@@ -317,18 +319,19 @@ class Worker:
         except Exception as error:
             self._fail_all(name, error)
             return
-        self._metrics.batches.labels("write").observe(len(rows))
-        self._metrics.words.labels("written").inc(len(rows))
+        self._metrics.batches.labels("generate").observe(len(rows))
+        self._metrics.tokens.labels("generated").inc(len(rows))
         for row in rows:
             task = self._generating[row]
             is_complete = row.finish_reason is not None
             if is_complete:
                 del self._generating[row]
             if is_complete or task.is_streamed:
-                self._send(task.job, Generated(task.place, _delta(row)))
+                self._send(task.job, Generated(task.index, _delta(row)))
 
     def _fail_all(self, name: str, error: Exception) -> None:
-        failure = _failure(error)
+        """Fail all texts that a model is generating, and reset its decoder."""
+        failure = _logged_failure(error)
         for task in list(self._generating.values()):
             if task.model.name == name:
                 del self._generating[task.row]
@@ -345,7 +348,9 @@ class Worker:
 
 
 def _delta(row: GrowingText) -> Delta:
-    """New tokens, without the final line end."""
+    """Return new output in OpenAI's terms: a line limit counts as `stop`, and the final newline is
+    removed.
+    """
     delta = row.take()
     if delta.finish_reason == "lines":
         delta.text, delta.finish_reason = delta.text.removesuffix("\n"), "stop"
@@ -357,7 +362,7 @@ def _put_all(events: list[tuple[Job[Any], Any]]) -> None:
         job.put(event)
 
 
-def _failure(error: Exception) -> Exception:
-    """Log the error and return it for the client."""
+def _logged_failure(error: Exception) -> Exception:
+    """Log an error and return the one to send to the client."""
     _log.error("the model failed", exc_info=error)
     return APIError(500, f"the model failed: {error}", code="model_failed")

@@ -1,7 +1,7 @@
-"""`zipflm report`: the report of existing runs, or of a finished study again.
+"""`zipflm report`: writes the report of existing runs, or redraws that of a finished study.
 
-The report of a study is rebuilt without its weights, from `table.json` and the config, log and
-scores of every member.
+A study is redrawn without its weights, from `table.json` and the config, log and scores of every
+member.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from zipflm.studies.plan import (
     open_words,
     require_comparable,
 )
-from zipflm.studies.report import TABLE, claim, write_report
-from zipflm.studies.study import ContextScore, Study, Tried, build
+from zipflm.studies.report import TABLE, claim_folder, write_report
+from zipflm.studies.study import ContextScore, Study, Tried, build_study
 from zipflm.training import distributed
 from zipflm.units import perplexity
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder holds the report and the members of a study."""
+    """Return whether a folder contains the report and the members of a study."""
     return (path / TABLE).is_file() and (path / MEMBERS).is_dir()
 
 
@@ -56,9 +56,9 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
     words = open_words(data)
     splits = scored_splits(words)
     with sole_writer(out):
-        claim(out, "analysis")
+        claim_folder(out, "analysis")
         try:
-            drawn = build(
+            redrawn = build_study(
                 [
                     _saved_member(study, row, member, words, splits)
                     for row in table["rows"]
@@ -72,11 +72,11 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{study / TABLE}: damaged or from another release ({error!r}); run the compare "
-                "command of the study again to rewrite it"
+                f"{study / TABLE}: damaged or written by another version of zipflm ({error!r}); "
+                "run the compare command of the study again to rewrite it"
             ) from None
-        write_report(drawn, out, "analysis")
-        return drawn
+        write_report(redrawn, out, "analysis")
+        return redrawn
 
 
 def _saved_member(
@@ -86,16 +86,16 @@ def _saved_member(
     words: DataFolder,
     splits: Sequence[str],
 ) -> StudyMember:
-    """A member from its entry in `table.json`."""
-    # The study may have been moved since.
+    """Return a member from its entry in `table.json`."""
+    # The study may have been moved.
     _, _, inside = member["run"].rpartition(f"{MEMBERS}/")
     run, problem = RunFolder(study / MEMBERS / inside), member["problem"]
     if run.holds_a_run:
         config = run.config()
-    elif problem:  # it was not trained
+    elif problem:  # the member was not trained
         config = from_dict(Config, member["config"])
     else:
-        raise ValueError(f"{run.path}: run of the study not found; restore it")
+        raise ValueError(f"{run.path}: this run of the study is missing; restore it")
     data = words
     if config.batches.unit != "word":
         data = open_bpe_data(words, "remove these models from the study")
@@ -116,34 +116,35 @@ def analyse(
     context_sizes: Sequence[int] = (),
     options: ScoringOptions | None = None,
 ) -> Study:
-    """Score runs on every held-out split and write their report. Under torchrun, processes share
-    the scoring."""
+    """Score runs on every held-out split and write their report. Under torchrun, the processes
+    share the work.
+    """
     options = options or ScoringOptions()
 
-    def opened() -> tuple[DataFolder, list[tuple[Plan, Checkpoint]]]:
+    def open_all() -> tuple[DataFolder, list[tuple[Plan, Checkpoint]]]:
         words = open_words(data)
         scored_splits(words)
-        analysed = _open(runs, checkpoint, words)
-        for plan, _ in analysed:
-            _require_room(plan, context_sizes, options)
-        return words, analysed
+        opened_runs = _open_runs(runs, checkpoint, words)
+        for plan, _ in opened_runs:
+            _require_valid_contexts(plan, context_sizes, options)
+        return words, opened_runs
 
     with distributed.started(options.device) as process:
-        words, analysed = process.done_by_all(opened)
+        words, opened_runs = process.done_by_all(open_all)
         splits = scored_splits(words)
         with process.held_by_first(sole_writer(out)):
-            process.let_first(lambda: claim(out, "analysis"))
+            process.let_first(lambda: claim_folder(out, "analysis"))
             members: list[StudyMember] = []
             contexts: list[ContextScore] = []
-            for plan, chosen in analysed:
-                member, more = _scored(plan, chosen, words, options, context_sizes, process)
+            for plan, chosen in opened_runs:
+                member, scores = _score(plan, chosen, words, options, context_sizes, process)
                 members.append(member)
-                contexts += more
-            study = build(
+                contexts += scores
+            study = build_study(
                 members,
                 split_text(words, splits[-1]),
                 title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
-                dataset=dataset_of_paper([plan.config for plan, _ in analysed]),
+                dataset=dataset_of_paper([plan.config for plan, _ in opened_runs]),
                 facts=data_facts(words),
                 contexts=contexts,
             )
@@ -153,10 +154,12 @@ def analyse(
     return study
 
 
-def _open(
+def _open_runs(
     paths: Sequence[Path], choice: Choice | None, words: DataFolder
 ) -> list[tuple[Plan, Checkpoint]]:
-    """Runs and checkpoints. The label of a run is its factorization if unique, else its name."""
+    """Open runs and their checkpoints. A run is labeled by its factorization if that is unique,
+    else by the name of its folder.
+    """
     found = [locate(path, choice) for path in paths]
     configs = [checkpoint.config() for _, checkpoint in found]
     for config in configs:
@@ -206,7 +209,7 @@ the authors' code differs from the paper."""
 
 
 def dataset_of_paper(configs: Sequence[Config]) -> str:
-    """The dataset of the paper that all of these models belong to, or an empty string."""
+    """Return the dataset of the paper that all of these models belong to, or an empty string."""
     for name, dataset in DATASETS.items():
         if dataset.is_of_the_paper and all(_is_model_of(config, name) for config in configs):
             return name
@@ -214,7 +217,7 @@ def dataset_of_paper(configs: Sequence[Config]) -> str:
 
 
 def _is_model_of(config: Config, dataset: str) -> bool:
-    """Whether a config is that of a base-size model of the paper, under any name."""
+    """Return whether a config is that of a base-size model of the paper, under any name."""
     kind = config.factorization(config.batches.unit)
     if kind not in FACTORIZATIONS:
         return False
@@ -225,7 +228,7 @@ def _is_model_of(config: Config, dataset: str) -> bool:
     )
 
 
-def _scored(
+def _score(
     plan: Plan,
     checkpoint: Checkpoint,
     words: DataFolder,
@@ -233,7 +236,7 @@ def _scored(
     context_sizes: Sequence[int],
     share: Share,
 ) -> tuple[StudyMember, list[ContextScore]]:
-    """A run as a member, and its perplexity with each context size."""
+    """Return a run as a member, and its perplexity with each context size."""
     splits = scored_splits(words)
 
     @cache
@@ -262,11 +265,11 @@ def _scored(
     return member, contexts
 
 
-def _require_room(plan: Plan, sizes: Sequence[int], options: ScoringOptions) -> None:
+def _require_valid_contexts(plan: Plan, sizes: Sequence[int], options: ScoringOptions) -> None:
     block = options.blocks(plan.config).block
     for size in sizes:
         if not 0 <= size < block:
             raise ValueError(
-                f"--context-sizes {size}: {plan.run.path} is scored in blocks of {block} tokens; "
-                f"give 0 to {block - 1}, or another --block"
+                f"context_sizes={size}: {plan.run.path} is scored in blocks of {block} tokens; "
+                f"give 0 to {block - 1}, or a larger block"
             )

@@ -1,7 +1,7 @@
 """Loss by frequency of the word or of the previous word (section 5.2 of the paper).
 
 Arrays have one entry per word of the scored text, also for sub-word models. The bins are those of
-the paper, with separate bins for the end of a sentence and for unknown words.
+the paper, plus one for the end of a sentence and one for unknown words.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.floating]
 BoolArray = npt.NDArray[np.bool_]
 Ends = tuple[float, float]
 
-# Largest training count of each bin; the last bin is open.
+# Largest training count of each bin; the last bin has no limit.
 UPPER_ENDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 BIN_NAMES = (
     "EOS",
@@ -40,7 +40,7 @@ _UNSEEN = BIN_NAMES.index("0")
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyBin:
-    """A group of words and the mean loss of each model on them."""
+    """A group of words, and the mean loss of each model on it."""
 
     name: str
     types: int
@@ -59,7 +59,7 @@ class FrequencyBin:
 
 
 def previous_words(word_ids: IntArray) -> IntArray:
-    """The word before each word; the first one follows the end of a sentence.
+    """Return the word before each word. The first one follows the end of a sentence.
 
     >>> previous_words(np.array([7, 8, 2])).tolist()
     [2, 7, 8]
@@ -68,15 +68,15 @@ def previous_words(word_ids: IntArray) -> IntArray:
 
 
 def bin_indices(word_ids: IntArray, train_counts: IntArray) -> IntArray:
-    """Index into `BIN_NAMES` for each word.
+    """Return the index into `BIN_NAMES` for each word.
 
-    Bin `0` has words of the vocabulary that are not in the training text.
+    Bin `0` contains words of the vocabulary that do not occur in the training text.
     """
     bin_of_type = _UNSEEN + np.searchsorted(np.asarray(UPPER_ENDS), train_counts, side="left")
     bin_of_type[END] = BIN_NAMES.index("EOS")
     bin_of_type[UNKNOWN] = BIN_NAMES.index("UNK")
-    chosen: IntArray = bin_of_type[word_ids]
-    return chosen
+    indices: IntArray = bin_of_type[word_ids]
+    return indices
 
 
 def loss_by_bin(
@@ -86,10 +86,10 @@ def loss_by_bin(
     *,
     by: IntArray | None = None,
 ) -> list[FrequencyBin]:
-    """Mean loss of every model in every bin that is not empty.
+    """Return the mean loss of every model in every bin that is not empty.
 
-    `nll` has one array per model, as long as `word_ids`. Words are grouped by their own frequency,
-    or by that of `by`, e.g. `previous_words(word_ids)`.
+    `nll` has one array per model, of the same length as `word_ids`. Words are grouped by their own
+    frequency, or by that of the words in `by`, e.g. `previous_words(word_ids)`.
     """
     groups = word_ids if by is None else by
     indices = bin_indices(groups, train_counts)
@@ -125,7 +125,7 @@ BIN_MODELS: dict[str, tuple[str, ...]] = {
 
 
 def paper_bins(dataset: str, *, previous: bool) -> list[FrequencyBin]:
-    """The bins of the paper's bar charts."""
+    """Return the bins of the paper's bar charts."""
     by = "previous" if previous else "word"
     path = resources.files("zipflm.studies").joinpath("paper_bins.csv")
     with path.open(encoding="utf-8") as file:

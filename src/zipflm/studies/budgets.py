@@ -2,7 +2,7 @@
 
 The number of updates is fixed before a member is trained, and its schedule is stretched to match.
 Tuning trains every member with every setting, using the first seed, and keeps the setting with the
-best valid perplexity.
+lowest perplexity on the validation set.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ CALIBRATION = "calibration"
 """Subfolder of a study with the short runs that measure the time per update."""
 _CALIBRATION_UPDATES = 40
 _CALIBRATION_REPORTS = 10
-_DECIDED_ALREADY = tuple(
+_NOT_TUNABLE = tuple(
     f"training.{name}"
     for name in ("seed", "max_updates", "epochs", "patience", "tokens_per_update")
 )
 
 
 def with_same_text(plans: Sequence[Plan]) -> list[Plan]:
-    """Give every member the same number of running words as the reference."""
+    """Train every member on the same number of running words as the reference."""
     words = _words_seen(reference_of(plans))
-    return [_in_updates(plan, plan.updates * words / _words_seen(plan)) for plan in plans]
+    return [_with_updates(plan, plan.updates * words / _words_seen(plan)) for plan in plans]
 
 
 def with_same_seconds(plans: Sequence[Plan], seconds: Mapping[str, float]) -> list[Plan]:
-    """Give every member the training time of the reference; `seconds` is per update, by label."""
+    """Train every member for as long as the reference; `seconds` is per update, by label."""
     reference = reference_of(plans)
     budget = reference.updates * seconds[reference.label]
-    return [_in_updates(plan, budget / seconds[plan.label]) for plan in plans]
+    return [_with_updates(plan, budget / seconds[plan.label]) for plan in plans]
 
 
 def calibrations(plans: Sequence[Plan], out: Path) -> list[Plan]:
-    """A short run of every label, to measure the time per update."""
-    found = []
+    """Return a short run for every label, to measure the time per update."""
+    short_runs = []
     for plan in first_seeds(plans):
         updates = min(_CALIBRATION_UPDATES, plan.updates)
         training = replace(
@@ -61,12 +61,12 @@ def calibrations(plans: Sequence[Plan], out: Path) -> list[Plan]:
         )
         folder = out / CALIBRATION / plan.run.path.parent.name
         config = replace(plan.config, training=training)
-        found.append(replace(plan, config=config, run=RunFolder(folder)))
-    return found
+        short_runs.append(replace(plan, config=config, run=RunFolder(folder)))
+    return short_runs
 
 
 def seconds_per_update(log: Sequence[LogLine]) -> float:
-    """Median time per update in a log, without compilation."""
+    """Return the median time per update in a log, without compilation."""
     reports = [line for line in log if isinstance(line, Report)]
     pairs = list(zip(reports, reports[1:], strict=False))
     # The first few updates of a process are slower than the rest.
@@ -77,30 +77,33 @@ def seconds_per_update(log: Sequence[LogLine]) -> float:
 
 
 def describe_budget(equal: str, plans: Sequence[Plan]) -> str:
-    """The shared budget as a sentence of the report."""
+    """Describe the budget that all members share, for the report."""
     reference = reference_of(plans)
     updates = f"{reference.updates:,} updates"
+    tokens = reference.config.training.tokens_per_update
     texts: dict[Equal, str] = {
-        "updates": f"updates, as in the paper: {updates} of the same size for every model",
-        "text": f"text: every model sees about {_words_seen(reference):,.0f} running words",
+        "updates": f"updates ({updates} of {tokens:,} tokens each, as in the paper)",
+        "text": f"text (about {_words_seen(reference):,.0f} running words)",
         "seconds": (
-            f"seconds: every model trains for about the time that {reference.label} takes for "
-            f"{updates}, without compilation; a short run of each model measured its time per "
-            "update, and schedules are stretched to match"
+            f"seconds (about the time that {reference.label} takes for {updates}, without "
+            "compilation; the time per update was measured in a short run of each model, and "
+            "schedules are stretched to match)"
         ),
     }
     return texts[cast(Equal, equal)]
 
 
 def reference_of(plans: Sequence[Plan]) -> Plan:
-    """The member whose number of updates sets the budget."""
+    """Return the member whose number of updates sets the budget."""
     words = [plan for plan in plans if plan.config.batches.unit == "word"] or list(plans)
     return next((plan for plan in words if plan.label == REFERENCE), words[0])
 
 
-def _in_updates(plan: Plan, updates: float) -> Plan:
-    number = max(1, round(updates))
-    return plan if number == plan.updates else replace(plan, config=stretched(plan.config, number))
+def _with_updates(plan: Plan, updates: float) -> Plan:
+    rounded = max(1, round(updates))
+    return (
+        plan if rounded == plan.updates else replace(plan, config=stretched(plan.config, rounded))
+    )
 
 
 def _words_seen(plan: Plan) -> float:
@@ -113,59 +116,63 @@ Setting = tuple[str, ...]
 
 
 def parse_grid(options: Sequence[str]) -> list[Setting]:
-    """All combinations of the values of every `FIELD=a,b,c`."""
+    """Return all combinations of the values of every `FIELD=a,b,c`."""
     axes: dict[str, list[str]] = {}
     for option in options:
         field, _, text = option.partition("=")
         values = [value.strip() for value in text.split(",") if value.strip()]
         if not field or not values:
             raise ValueError(
-                f"--grid {quoted(option)}: write a field and the values to try, e.g. "
+                f"grid={quoted(option)}: write a field and the values to try, e.g. "
                 "training.optimizer.lr=1e-3,3e-3"
             )
         if field in axes or len(set(values)) < len(values):
-            raise ValueError(f"--grid {quoted(option)}: give every field and every value once")
-        if field in _DECIDED_ALREADY:
+            raise ValueError(f"grid={quoted(option)}: give every field and every value once")
+        if field in _NOT_TUNABLE:
             raise ValueError(
-                f"--grid {quoted(option)}: {field} is the same for all members; see --equal and "
-                "--seeds"
+                f"grid={quoted(option)}: {field} is the same for all members; use `equal` or "
+                "`seeds` instead"
             )
         axes[field] = [f"{field}={value}" for value in values]
     return list(product(*axes.values())) if axes else []
 
 
 def grid_plans(plans: Sequence[Plan], grid: Sequence[Setting]) -> list[Plan]:
-    """Every member and seed with every setting, grouped by member."""
-    return [_with(plan, setting) for plan in plans for setting in grid]
+    """Return every member and seed with every setting, grouped by member."""
+    return [_with_setting(plan, setting) for plan in plans for setting in grid]
 
 
-def _with(plan: Plan, setting: Setting) -> Plan:
+def _with_setting(plan: Plan, setting: Setting) -> Plan:
     try:
         config = override(plan.config, setting)
     except UnknownKey as error:
         raise ValueError(
-            f"--grid: {plan.label} has no such field ({error}); tune a field that all members "
-            "have, or choose members that have it with --factorizations"
+            f"grid: {plan.label} has no such field ({error}); tune a field that all members have, "
+            "or leave this member out"
         ) from None
     except ValueError as error:
-        raise ValueError(f"--grid {' '.join(setting)}: {plan.label}: {error}") from None
+        raise ValueError(f"grid={' '.join(setting)}: {plan.label}: {error}") from None
     path = plan.run.path.parent / path_name("-".join(setting)) / plan.run.path.name
-    # `lr=0.001, dropout=0.1`: fields by their last part.
+    # `lr=0.001, dropout=0.1`: the last part of each field name.
     fields = (text.partition("=") for text in setting)
     name = ", ".join(f"{field.split('.')[-1]}={value}" for field, _, value in fields)
     return replace(plan, config=config, run=RunFolder(path), setting=name)
 
 
-def choose(planned: Sequence[Plan], problems: Mapping[Path, str]) -> tuple[list[Plan], list[Tried]]:
-    """The plans with the best setting of every label, and all settings that were tried;
-    `problems` has the errors of failed runs by path."""
+def choose_settings(
+    planned: Sequence[Plan], problems: Mapping[Path, str]
+) -> tuple[list[Plan], list[Tried]]:
+    """Return the plans with the best setting of every label, and all settings that were tried.
+
+    `problems` has the error messages of failed runs by path.
+    """
     tries = first_seeds(planned)
     scores = {plan.run.path: _valid_perplexity(plan) for plan in tries}
     best: dict[str, Plan] = {}
     for plan in tries:
-        held = best.setdefault(plan.label, plan)
-        # The first one wins a tie, or if none has a result.
-        if _rank(scores[plan.run.path]) < _rank(scores[held.run.path]):
+        best_so_far = best.setdefault(plan.label, plan)
+        # The first setting wins ties, also if none has a result.
+        if _rank(scores[plan.run.path]) < _rank(scores[best_so_far.run.path]):
             best[plan.label] = plan
     tried = [
         Tried(
@@ -182,11 +189,11 @@ def choose(planned: Sequence[Plan], problems: Mapping[Path, str]) -> tuple[list[
 
 
 def _valid_perplexity(plan: Plan) -> float | None:
-    found = plan.run.checkpoints()
-    if not found or found[0].update < plan.updates:
+    checkpoints = plan.run.checkpoints()
+    if not checkpoints or checkpoints[0].update < plan.updates:
         return None
     try:
-        state = found[0].state()
+        state = checkpoints[0].state()
     except (ValueError, OSError):
         return None
     valid = state.valid if isinstance(state, TrainingState) else None

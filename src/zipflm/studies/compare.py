@@ -1,7 +1,7 @@
 """`zipflm compare`: train and score the members of a study, then write its report.
 
-If a member fails, the report says why and the others continue. Under torchrun the processes agree
-on the outcome of every member. A failure that leaves them out of step stops them all.
+If a member fails, the report gives the reason and the other members continue. Under torchrun, the
+processes agree on the outcome of every member. If a failure leaves them out of sync, all stop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.budgets import (
     Setting,
     calibrations,
-    choose,
+    choose_settings,
     describe_budget,
     grid_plans,
     parse_grid,
@@ -51,8 +51,8 @@ from zipflm.studies.plan import (
     with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
-from zipflm.studies.report import claim, write_report
-from zipflm.studies.study import SplitText, Study, Tried, build
+from zipflm.studies.report import claim_folder, write_report
+from zipflm.studies.study import SplitText, Study, Tried, build_study
 from zipflm.training import distributed, throughput
 from zipflm.training.distributed import Process, described
 from zipflm.training.setup import check_data
@@ -61,15 +61,15 @@ from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
 Train = Callable[[Config, DataFolder, Path], bool]
-"""Trains or resumes a run; False if a signal stopped it."""
+"""Trains or resumes a run. Returns False if a signal stopped it."""
 Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
-"""Scores splits of a data folder with a run's newest checkpoint; called by every process."""
+"""Scores splits of a data folder with a run's newest checkpoint. Called in every process."""
 
 FULL_DISK_REMEDY = "free some space and run the same command again"
 
 
 class Runner:
-    """Trains and scores plans, one after the other."""
+    """Trains and scores plans in sequence."""
 
     def __init__(
         self,
@@ -78,28 +78,28 @@ class Runner:
         train: Train,
         score: Score,
         *,
-        streams: bool = False,
+        measure_streaming: bool = False,
     ) -> None:
-        """With `streams`, also measure the speed of scoring word by word."""
-        self._words, self._process, self._streams = words, process, streams
+        """With `measure_streaming`, also measure the speed of scoring word by word."""
+        self._words, self._process, self._measures_streaming = words, process, measure_streaming
         self._train, self._score = train, score
         self.stopped: bool = False
         """True after a signal; the remaining plans are not trained."""
 
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
-        """Train without scoring; returns the errors of failed runs by path."""
+        """Train without scoring. Returns error messages of failed runs, keyed by path."""
         problems: dict[Path, str] = {}
         with self._display(plans) as display:
             for plan in plans:
                 if self.stopped:
                     break
-                if problem := self._agreed(plan, partial(self._train_rest, plan, display)):
+                if problem := self._error_of(plan, partial(self._train_rest, plan, display)):
                     problems[plan.run.path] = problem
-                display.enter(plan, self._stage(problem, "trained"))
+                display.set_stage(plan, self._stage(problem, "trained"))
         return problems
 
     def members(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
-        """Train and score. A member without a result has a `problem`."""
+        """Train and score. Members without a result have a `problem`."""
         with self._display([plan for plan in plans if not plan.memory]) as display:
             return [self._member(plan, splits, display) for plan in plans]
 
@@ -112,27 +112,27 @@ class Runner:
     def _member(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
         make = partial(make_member, plan, self._words, splits[-1])
         if self.stopped:
-            display.enter(plan, "not trained")
+            display.set_stage(plan, "not trained")
             return make(scored=None, problem="not trained: the study was interrupted")
-        found: list[StudyMember] = []
+        finished: list[StudyMember] = []
 
         def score() -> str:
-            display.enter(plan, "scoring")
+            display.set_stage(plan, "scoring")
             options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
             scored = self._score(plan.run.path, plan.data, splits, options)
-            if self._process.is_first:  # which writes the report
-                if self._streams:
+            if self._process.is_first:  # the process that writes the report
+                if self._measures_streaming:
                     measure_streaming(plan, scored)
-                found.append(make(scored=scored))
+                finished.append(make(scored=scored))
             return ""
 
-        problem = self._agreed(plan, partial(self._train_rest, plan, display))
-        problem = problem or self._agreed(plan, score)
-        display.enter(plan, self._stage(problem, "done"))
-        return found[0] if found else make(scored=None, problem=problem)
+        problem = self._error_of(plan, partial(self._train_rest, plan, display))
+        problem = problem or self._error_of(plan, score)
+        display.set_stage(plan, self._stage(problem, "done"))
+        return finished[0] if finished else make(scored=None, problem=problem)
 
-    def _agreed(self, plan: Plan, work: Callable[[], str]) -> str:
-        """Call `work`; returns its error, if any, which is the same in all processes."""
+    def _error_of(self, plan: Plan, work: Callable[[], str]) -> str:
+        """Call `work` and return its error message ("" on success), the same in all processes."""
         try:
             with report_full_disk(plan.run.path, FULL_DISK_REMEDY):
                 problem = work()
@@ -141,13 +141,13 @@ class Runner:
         return self._process.agree(problem)
 
     def _train_rest(self, plan: Plan, display: Display) -> str:
-        """Train the rest of a member; returns why it is not finished, if so."""
+        """Train the remaining updates. Returns the reason if the member did not finish, else ""."""
         if self._is_trained(plan):
             return ""
-        display.enter(plan, "training")
+        display.set_stage(plan, "training")
         folder = plan.run.path
         folder.mkdir(parents=True, exist_ok=True)
-        # Otherwise the peak memory of an earlier, larger member would be reported.
+        # Otherwise the peak memory could be that of an earlier, larger member.
         gc.collect()
         reset_peak_memory(self._process.device)
         output = folder / f"output-{self._process.rank}.txt"
@@ -158,15 +158,15 @@ class Runner:
 
     def _is_trained(self, plan: Plan) -> bool:
         resume.check(plan.run, plan.config, plan.data, resume=True)
-        found = plan.run.checkpoints()
-        if not found or found[0].update < plan.updates:
+        checkpoints = plan.run.checkpoints()
+        if not checkpoints or checkpoints[0].update < plan.updates:
             return False
         try:
-            found[0].verify()
-        except ValueError:  # the trainer reports the damage and resumes from an older one
+            checkpoints[0].verify()
+        except ValueError:  # the trainer reports it and resumes from an older checkpoint
             return False
         if self._process.is_first:
-            with plan.run.lock():  # removes leftovers of a killed process
+            with plan.run.lock():  # taking the lock cleans up after a killed process
                 pass
         return True
 
@@ -182,7 +182,7 @@ class FinishedStudy:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Problems by row label, of rows that lack the result of any seed."""
+        """Error messages by row label, for rows with at least one failed seed."""
         return {row.label: row.problem for row in self.study.rows if row.problem}
 
 
@@ -193,45 +193,48 @@ def compare(
     train: Train | None = None,
     score: Score | None = None,
 ) -> FinishedStudy:
-    """Run or resume a study. Members that fail are in `FinishedStudy.failures`; only errors that
-    concern the whole study are raised.
+    """Run or resume a study.
+
+    Failed members are listed in `FinishedStudy.failures`. Only errors that affect the whole study
+    are raised.
     """
     out = request.out
     with distributed.started(device) as process:
-        words, plans, grid = process.done_by_all(lambda: _planned(request, process))
+        words, plans, grid = process.done_by_all(lambda: _make_plans(request, process))
         facts = _request_facts(request, plans)
         with process.held_by_first(sole_writer(out)):
             is_timed = request.equal == "seconds"
             for plan in grid_plans(plans, grid) if grid else plans:
-                check(plan, process, folder=not is_timed)  # updates depend on the measured times
-            process.let_first(lambda: claim(out, "study"))
+                # With equal times, the number of updates is not known yet.
+                check_plan(plan, process, folder=not is_timed)
+            process.let_first(lambda: claim_folder(out, "study"))
             train = train or _trainer(device, is_tuned=bool(grid))
             runner = Runner(
                 words,
                 process,
                 train,
                 score or partial(score_once, share=process),
-                streams=bool(request.decoders),
+                measure_streaming=bool(request.decoders),
             )
             if is_timed:
-                plans = _timed(plans, out, runner)
+                plans = _with_equal_time(plans, out, runner)
             plans = [
                 replace(p, config=with_validations(p.config, request.overrides)) for p in plans
             ]
             tried: list[Tried] = []
             if grid and not runner.stopped:
                 planned = grid_plans(plans, grid)
-                plans, tried = choose(planned, runner.train(first_seeds(planned)))
+                plans, tried = choose_settings(planned, runner.train(first_seeds(planned)))
             for plan in plans if not runner.stopped else ():
-                check(plan, process)
+                check_plan(plan, process)
             splits = scored_splits(words)
             dataset, _, size = request.preset.partition("/")
             subject = "Decoders" if request.decoders else "Word representations"
-            study = build(
+            study = build_study(
                 runner.members(_with_memory(plans, request.memory), splits),
                 split_text(words, splits[-1]),
                 title=f"{subject} compared on {request.data}",
-                # The paper's tables have models of the base size.
+                # The paper's tables list models of the base size.
                 dataset=dataset if size in ("", "base") else "",
                 facts=facts | study_facts(words, plans, process),
                 tried=tried,
@@ -246,19 +249,19 @@ def compare(
 def dry_run(request: Request, *, device: str | None = None) -> None:
     """Print the members that `compare` would train, with parameters and estimated times."""
     with distributed.started(device) as process:
-        words, plans, grid = process.done_by_all(lambda: _planned(request, process))
+        words, plans, grid = process.done_by_all(lambda: _make_plans(request, process))
         is_timed = request.equal == "seconds"
         for plan in plans:
-            check(plan, process, folder=not is_timed and not grid)
+            check_plan(plan, process, folder=not is_timed and not grid)
         members = [MemberProgress(plan) for plan in plans]
         for member in members:
             member.read()
-        speed, basis = measured_speed(members), "from the runs so far"
+        speed, basis = measured_speed(members), "based on the runs so far"
         if speed is None:
             precision = plans[0].config.training.dtype
             speed = throughput.training_speed(process.device, precision) * process.world_size
             name = device_name(process.device)
-            basis = f"a rough guess from the speed of matrix products on {name}"
+            basis = f"a rough estimate from matrix multiplication speed on {name}"
         if is_timed:
             plans = with_same_seconds(
                 plans, {m.plan.label: m.work / m.plan.updates for m in members}
@@ -270,23 +273,26 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
             print_plans(plans, speed, basis, sys.stdout)
 
 
-def _planned(request: Request, process: Process) -> tuple[DataFolder, list[Plan], list[Setting]]:
+def _make_plans(request: Request, process: Process) -> tuple[DataFolder, list[Plan], list[Setting]]:
     words = open_words(request.data)
     scored_splits(words)
     for memory in request.memory:
         cache_settings(memory)
     if request.memory and process.world_size > 1:
-        raise ValueError("--memory: a cache needs the whole text; run one process, not several")
+        raise ValueError(
+            "memory: a cache needs the whole text in one process; run without torchrun"
+        )
     grid = parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
-        raise ValueError(f"--grid: {words.path} has no valid set; prepare it with --valid")
+        raise ValueError(f"grid: {words.path} has no validation set; prepare it with --valid")
     return words, with_same_text(plans) if request.equal == "text" else plans, grid
 
 
-def _timed(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
-    """Plans with the same training time, measured in short runs; unchanged if a signal stopped
-    these."""
+def _with_equal_time(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
+    """Return plans with equal training time, based on short timing runs. Returns them unchanged if
+    a signal stopped the timing runs.
+    """
     short = calibrations(plans, out)
     problems = runner.train(short)
     if runner.stopped:
@@ -294,15 +300,17 @@ def _timed(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
     for plan in short:
         if plan.run.path in problems:
             raise ValueError(
-                f"--equal seconds: {plan.label} could not be trained for a few updates to "
-                f"measure its time ({problems[plan.run.path]}); leave it out"
+                f"equal=seconds: the timing run of {plan.label} failed "
+                f"({problems[plan.run.path]}); leave this model out"
             )
     return with_same_seconds(plans, {p.label: seconds_per_update(p.run.log()) for p in short})
 
 
-def check(plan: Plan, process: Process, *, folder: bool = True) -> None:
-    """Raise ValueError if a member cannot be trained as planned or, with `folder`, if its folder
-    holds a run with other settings, except those that do not affect the result.
+def check_plan(plan: Plan, process: Process, *, folder: bool = True) -> None:
+    """Raise ValueError if a member cannot be trained.
+
+    With `folder`, also if its folder contains a run with different settings (settings that do not
+    affect the result may differ).
     """
     try:
         plan.data.tokens("train")
@@ -312,19 +320,17 @@ def check(plan: Plan, process: Process, *, folder: bool = True) -> None:
             resume.check(plan.run, plan.config, plan.data, resume=True)
         if folder and plan.run.holds_a_run:
             held = with_monitoring_of(plan.run.config(), plan.config)
-            remedy = "choose another --out for another study"
+            remedy = "choose another folder for a different study"
             resume.require_same_config(plan.run.path, held, plan.config, remedy)
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:
-    """The held-out splits of a data folder; the last one is analysed."""
+    """Return the held-out splits of a data folder. The last one is analyzed in the report."""
     splits = tuple(split for split in ("valid", "test") if split in words.splits)
     if not splits:
-        raise ValueError(
-            f"{words.path}: has neither a valid nor a test split; prepare it with --test"
-        )
+        raise ValueError(f"{words.path}: has no validation or test split; prepare it with --test")
     return splits
 
 
@@ -339,34 +345,32 @@ def split_text(words: DataFolder, split: str) -> SplitText:
 
 
 def data_facts(words: DataFolder) -> dict[str, str]:
-    """The section Protocol: the data, and the definitions of the numbers."""
+    """Entries of the report's Protocol section that describe the data and metrics."""
     return {
         "data": f"a vocabulary of {len(words.vocabulary):,} words",
         "folder": str(words.path),
         "vocabulary": words.vocabulary.hash,
-        "losses": (
-            "natural logarithm, per word; the end of a sentence counts as a word (column eos)"
-        ),
+        "losses": ("in nats per word; the end of a sentence counts as a word (column eos)"),
         "unknown words": (
             "scored like any other word: as the symbol <unk> by word models (column unk), piece by "
             "piece by sub-word models, unless the text itself has <unk>"
         ),
         "time": "training only, without compilation, validation and checkpoints",
-        "tokens/s": "median over the log; sub-words for sub-word models",
+        "tokens/s": "median of the reports in the log; counts sub-words for sub-word models",
         "zipflm": __version__,
         "torch": torch.__version__,
     }
 
 
 def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:
-    twins = [(plan, plan.with_memory(memory)) for plan in plans] if memory else zip(plans)
-    return [plan for pair in twins for plan in pair]
+    pairs = [(plan, plan.with_memory(memory)) for plan in plans] if memory else zip(plans)
+    return [plan for pair in pairs for plan in pair]
 
 
 def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
     facts = {
         "preset": request.preset,
-        "recipe": "the preset's own" if request.recipe == "paper" else request.recipe,
+        "recipe": "that of the preset" if request.recipe == "paper" else request.recipe,
         "overrides": " ".join(request.overrides),
         "held equal": describe_budget(request.equal, plans),
         "tuned": " ".join(request.grid),
@@ -376,7 +380,7 @@ def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
 
 
 def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:
-    """The section Protocol of a study."""
+    """Entries of the report's Protocol section that describe the study."""
     configs = [plan.config.training for plan in plans]
     updates = _join_distinct(f"{config.max_updates:,}" for config in configs)
     tokens = _join_distinct(f"{config.tokens_per_update:,}" for config in configs)
@@ -397,8 +401,8 @@ def _join_distinct(values: Iterable[str]) -> str:
 
 def _trainer(device: str | None, *, is_tuned: bool) -> Train:
     def train(config: Config, data: DataFolder, out: Path) -> bool:
-        # The last checkpoint is compared, so one is enough. The valid set is scored later anyway;
-        # training needs all of it only to choose a setting.
+        # Only the last checkpoint is compared. The whole validation set is scored later; training
+        # needs it only to choose settings.
         return train_run(
             config, data, out, resume=True, keep=1, device=device, whole_validation=is_tuned
         )

@@ -23,8 +23,8 @@ def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
     logs = {_name(run, runs): _read(run) for run in runs}
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for number, (name, lines) in enumerate(logs.items()):
-        _draw(axes, name, lines, x, f"C{number % 10}")
+    for i, (name, lines) in enumerate(logs.items()):
+        _draw(axes, name, lines, x, f"C{i % 10}")
     axes.set(xlabel=X_AXES[x], ylabel="perplexity per word", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
@@ -33,7 +33,7 @@ def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
 
 
 def _name(run: Path, runs: Sequence[Path]) -> str:
-    """The name of the folder if unique, else its path."""
+    """Return the name of the folder if unique, else its path."""
     return run.name if sum(other.name == run.name for other in runs) == 1 else str(run)
 
 
@@ -48,10 +48,10 @@ def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -
     reports = [line for line in lines if isinstance(line, Report)]
     whole = [line for line in lines if isinstance(line, Validation) and line.share == 1]
     if not lines:
-        raise ValueError(f"{name}: its log is empty")
-    places = {report.update: float(getattr(report, x)) for report in reports}
-    train = [(places[report.update], report.perplexity) for report in reports]
-    valid = [(_place(places, line.update), line.perplexity) for line in curve_of(lines)]
+        raise ValueError(f"{name}: its log is empty; train it first")
+    x_of_update = {report.update: float(getattr(report, x)) for report in reports}
+    train = [(x_of_update[report.update], report.perplexity) for report in reports]
+    valid = [(_x_before(x_of_update, line.update), line.perplexity) for line in curve_of(lines)]
     if train:
         label = f"{name}, train"
         axes.plot(*_columns(train), color=color, alpha=0.5, linewidth=1, label=label)
@@ -61,10 +61,10 @@ def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -
         axes.plot(*_columns(valid), color=color, marker="o", markersize=3, label=label)
 
 
-def _place(places: dict[int, float], update: int) -> float | None:
-    """The place of a validation, which is that of the last report before it."""
-    before = [known for known in places if known <= update]
-    return places[max(before)] if before else None
+def _x_before(x_of_update: dict[int, float], update: int) -> float | None:
+    """Return the x value of the last report before an update."""
+    before = [known for known in x_of_update if known <= update]
+    return x_of_update[max(before)] if before else None
 
 
 def _columns(

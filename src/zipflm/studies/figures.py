@@ -1,7 +1,7 @@
-"""Figures of a study. Every factorization has its colour, pattern, marker and dash.
+"""Figures of a study. Every factorization has its own color, pattern, marker and dash.
 
 The patterns are those of the paper's bar charts; ADP-T, which shares the grid of SM-T, is drawn
-light on dark. Colours can be told apart with any kind of colour blindness.
+light on dark. Colors can be distinguished with any kind of color blindness.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from zipflm.units import perplexity
 
 @dataclass(frozen=True)
 class Style:
-    """Colours, pattern and shapes of one model."""
+    """Colors, pattern and shapes of one model."""
 
     light: str
-    """Colour on a light page and in figure files."""
+    """Color on a light page and in figure files."""
     dark: str
     pattern: str
     """Fill pattern of the paper."""
     hatch: str
-    """The same for matplotlib."""
+    """The same pattern for matplotlib."""
     marker: str
     dash: str
     """SVG dash array; empty for a solid line."""
@@ -59,10 +59,10 @@ def style_of(study: Study) -> dict[str, Style]:
 
 
 def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
-    """A style for every (label, factorization).
+    """Return a style for every (label, factorization).
 
-    The first row of a factorization has its style. Further rows, as in an ablation, take the unused
-    styles, then combinations of a colour with the shapes of another style.
+    The first row of a factorization gets its style. Further rows, as in an ablation, get unused
+    styles, then combinations of a color with the shapes of another style.
     """
     chosen: dict[str, Style] = {}
     claimed: set[str] = set()
@@ -77,7 +77,7 @@ def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
 
 
 def _mixed() -> Iterator[Style]:
-    """Every colour with the shapes of every other style."""
+    """Combine every color with the shapes of every other style."""
     known = list(STYLES.values())
     for shift in range(1, len(known)):
         for i, style in enumerate(known):
@@ -114,7 +114,7 @@ _SETTINGS = {
 
 def save_figures(study: Study, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    saved = []
     with matplotlib.rc_context(_SETTINGS):  # type: ignore[arg-type]
         for name, draw in figures(study).items():
             figure = draw()
@@ -123,19 +123,19 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
                 metadata = {"Date": None} if suffix == "svg" else {"Software": None}
                 with atomic_write(path) as unfinished:
                     figure.savefig(unfinished, dpi=160, metadata=metadata)
-                written.append(path)
-    return written
+                saved.append(path)
+    return saved
 
 
 def figures(study: Study) -> dict[str, Callable[[], Figure]]:
-    """Functions that draw the figures, by file name."""
-    look = style_of(study)
+    """Return functions that draw the figures, by file name."""
+    chosen = style_of(study)
     by_word = f"Loss by frequency of the word ({study.split})"
     by_previous = f"Loss by frequency of the previous word ({study.split})"
     drawn: dict[str, Callable[[], Figure]] = {
-        "loss-by-word-frequency": partial(bar_chart, study.word_bins, look, by_word, "word"),
+        "loss-by-word-frequency": partial(bar_chart, study.word_bins, chosen, by_word, "word"),
         "loss-by-previous-word-frequency": partial(
-            bar_chart, study.previous_bins, look, by_previous, "previous word"
+            bar_chart, study.previous_bins, chosen, by_previous, "previous word"
         ),
         "parameters-against-perplexity": partial(parameters_against_perplexity, study),
     }
@@ -151,44 +151,44 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
 
 def paper_bars(dataset: str, *, previous: bool) -> Figure:
     by = "previous word" if previous else "word"
-    look = {label: STYLES[label] for label in BIN_MODELS[dataset]}
-    title = f"The paper's: loss by frequency of the {by}, {DATASETS[dataset]} test"
-    return bar_chart(paper_bins(dataset, previous=previous), look, title, by)
+    style_by_label = {label: STYLES[label] for label in BIN_MODELS[dataset]}
+    title = f"The paper: loss by frequency of the {by}, {DATASETS[dataset]} test"
+    return bar_chart(paper_bins(dataset, previous=previous), style_by_label, title, by)
 
 
 def bar_chart(
-    bins: Sequence[FrequencyBin], look: Mapping[str, Style], title: str, by: str
+    bins: Sequence[FrequencyBin], style_by_label: Mapping[str, Style], title: str, by: str
 ) -> Figure:
-    """Loss per bin, one bar per model, with intervals. Outliers are cut and labelled."""
+    """Draw the loss per bin, one bar per model, with intervals. Outliers are cut and labeled."""
     bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
     xlabel = f"frequency of the {by} in training (below: number of scored words)"
     figure, axes = _new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
-    models = [label for label in look if any(b.loss.get(label) is not None for b in bins)]
+    models = [label for label in style_by_label if any(b.loss.get(label) is not None for b in bins)]
     width = 0.84 / max(1, len(models))
     top = axis_limit(bins)
     if top is not None:
         axes.set_ylim(0, top)
     for i, label in enumerate(models):
-        places = np.arange(len(bins)) + (i - (len(models) - 1) / 2) * width
+        x = np.arange(len(bins)) + (i - (len(models) - 1) / 2) * width
         losses = [b.loss.get(label) or 0.0 for b in bins]
         axes.bar(
-            places,
+            x,
             losses,
             width,
-            color=look[label].light,
-            edgecolor="#ffffff" if look[label].is_dark else INK,
-            hatch=look[label].hatch,
+            color=style_by_label[label].light,
+            edgecolor="#ffffff" if style_by_label[label].is_dark else INK,
+            hatch=style_by_label[label].hatch,
             linewidth=0,
             label=label,
         )
-        # A second bar for the outline, because the pattern uses the edge colour.
-        axes.bar(places, losses, width, fill=False, edgecolor=INK, linewidth=0.6)
-        for place, loss, b in zip(places, losses, bins, strict=True):
+        # A second bar for the outline, because the pattern uses the edge color.
+        axes.bar(x, losses, width, fill=False, edgecolor=INK, linewidth=0.6)
+        for center, loss, b in zip(x, losses, bins, strict=True):
             if label in b.interval:
-                axes.vlines(place, *b.interval[label], color=INK, linewidth=0.9)
+                axes.vlines(center, *b.interval[label], color=INK, linewidth=0.9)
             if top is not None and loss > top:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-                text = axes.text(place, 0.97 * top, f"{loss:.1f}", rotation=90, bbox=box)
+                text = axes.text(center, 0.97 * top, f"{loss:.1f}", rotation=90, bbox=box)
                 text.set(fontsize=6.5, ha="center", va="top")
     axes.set_xticks(range(len(bins)), [f"{b.name}\n{b.tokens:,}" for b in bins])
     axes.grid(axis="x", visible=False)
@@ -198,8 +198,10 @@ def bar_chart(
 
 
 def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
-    """Upper end of the axis if outliers would flatten the other bars, from the median over models
-    of their highest bar except UNK; None if all bars fit. The page does the same."""
+    """Return the upper end of the axis if outliers would flatten the other bars, else None.
+
+    It is based on the median over models of their highest bar except UNK, as in `report.js`.
+    """
     highest: dict[str, float] = {}
     for b in bins:
         for label, loss in b.loss.items():
@@ -208,12 +210,12 @@ def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
     if not highest:
         return None
     limit = 1.3 * sorted(highest.values())[len(highest) // 2]
-    most = max(loss for b in bins for loss in b.loss.values() if loss is not None)
-    return limit if most > 1.1 * limit else None
+    largest = max(loss for b in bins for loss in b.loss.values() if loss is not None)
+    return limit if largest > 1.1 * limit else None
 
 
 def learning_curves(study: Study) -> Figure:
-    """Loss on the valid set, and on the training text, against updates."""
+    """Plot the loss on the validation set and on the training text against updates."""
     figure, axes = _new_axes("Learning curves", "update", "loss (nats per word)")
     for row, style in _curves(study):
         points = [(p.update, p.valid_loss) for p in row.curve if p.valid_loss is not None]
@@ -221,14 +223,14 @@ def learning_curves(study: Study) -> Figure:
         training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
         axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
     _cut_above(axes, _valid_losses(study), lambda loss: loss)
-    figure.legend(loc="outside right upper", title="valid (thin: training)")
+    figure.legend(loc="outside right upper", title="validation (thin: training)")
     return figure
 
 
 def perplexity_against_time(study: Study) -> Figure:
     longest = max((p.seconds for row in study.rows for p in row.curve), default=0.0)
     unit, seconds = time_unit(longest)
-    figure, axes = _new_axes("Perplexity against training time", unit, "valid perplexity")
+    figure, axes = _new_axes("Perplexity against training time", unit, "validation perplexity")
     for row, style in _curves(study):
         points = [
             (p.seconds / seconds, _plottable_perplexity(p.valid_loss))
@@ -244,12 +246,12 @@ def perplexity_against_time(study: Study) -> Figure:
 
 
 def parameters_against_perplexity(study: Study) -> Figure:
-    """One point per model; low and to the left is better."""
+    """Plot one point per model. Low and to the left is better."""
     largest = max((row.num_params for row in study.finished), default=0)
     unit, size = ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
     title = "Parameters against perplexity"
     figure, axes = _new_axes(title, f"parameters ({unit})", study.headline_name)
-    look = style_of(study)
+    style_by_label = style_of(study)
     axes.set_yscale("log")
     losses = {row.label: [float(np.log(study.headline(row).mean))] for row in study.finished}
     for row in study.finished:
@@ -261,8 +263,8 @@ def parameters_against_perplexity(study: Study) -> Figure:
             row.num_params / size,
             study.headline(row).mean,
             yerr=reach,
-            marker=look[row.label].marker,
-            color=look[row.label].light,
+            marker=style_by_label[row.label].marker,
+            color=style_by_label[row.label].light,
             markeredgecolor=INK,
             markersize=10,
             linestyle="none",
@@ -288,14 +290,14 @@ def _new_axes(
 
 
 def time_unit(longest: float) -> tuple[str, float]:
-    """The unit for times up to `longest` seconds, and its length in seconds."""
+    """Return the unit for times up to `longest` seconds, and its length in seconds."""
     if longest < 900:
         return "seconds", 1.0
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
 
 
 def ceiling(losses: Sequence[float]) -> float:
-    """Upper end of an axis: models with a higher final loss are outliers.
+    """Return the upper end of an axis. Models with a higher final loss are outliers.
 
     >>> ceiling([4.5, 4.6, 4.7, 12.0])
     5.7
@@ -310,31 +312,36 @@ def _valid_losses(study: Study) -> dict[str, list[float]]:
 
 
 def _plottable_perplexity(loss: float) -> float:
-    """A perplexity small enough for matplotlib to add margins."""
+    """Return a perplexity small enough for matplotlib to add margins."""
     return min(perplexity(loss), _LARGEST_DRAWN)
 
 
 def _cut_above(
-    axes: Axes, losses: Mapping[str, Sequence[float]], place: Callable[[float], float]
+    axes: Axes, losses: Mapping[str, Sequence[float]], to_y: Callable[[float], float]
 ) -> None:
-    """End the axis at the ceiling and name the models above it. The second half of every other
-    curve stays visible."""
+    """End the axis at the ceiling and name the models above it.
+
+    `to_y` converts a loss to a position on the axis. The second half of the other curves stays
+    visible.
+    """
     if not losses:
         return
-    limit = ceiling([own[-1] for own in losses.values()])
-    visible = [own[(len(own) - 1) // 2 :] for own in losses.values() if own[-1] <= limit]
-    top = max(limit, *(max(own) + _MARGIN for own in visible))
-    if place(top) < axes.get_ylim()[1]:
-        kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= place(top)]
-        axes.set_ylim(0.97 * min(kept), place(top))
-    lost = [f"{label} {place(own[-1]):.3g}" for label, own in losses.items() if own[-1] > limit]
-    if lost:
-        text = "above: " + ", ".join(lost)
+    limit = ceiling([curve[-1] for curve in losses.values()])
+    visible = [curve[(len(curve) - 1) // 2 :] for curve in losses.values() if curve[-1] <= limit]
+    top = max(limit, *(max(curve) + _MARGIN for curve in visible))
+    if to_y(top) < axes.get_ylim()[1]:
+        kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= to_y(top)]
+        axes.set_ylim(0.97 * min(kept), to_y(top))
+    above = [
+        f"{label} {to_y(curve[-1]):.3g}" for label, curve in losses.items() if curve[-1] > limit
+    ]
+    if above:
+        text = "above: " + ", ".join(above)
         axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Plain numbers instead of powers of ten on a logarithmic axis."""
+    """Show plain numbers instead of powers of ten on a logarithmic axis."""
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(
         MaxNLocator(6) if high < 4 * low else LogLocator(subs=(1.0, 2.0, 5.0))
@@ -344,8 +351,8 @@ def _plain_ticks(axes: Axes) -> None:
 
 
 def _curves(study: Study) -> list[tuple[ModelRow, Style]]:
-    look = style_of(study)
-    return [(row, look[row.label]) for row in study.rows if row.curve]
+    style_by_label = style_of(study)
+    return [(row, style_by_label[row.label]) for row in study.rows if row.curve]
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label: str) -> None:

@@ -1,7 +1,7 @@
-"""Every pair of models in this study and in the paper, by perplexity and on rare words.
+"""Compares every pair of models with the paper, by perplexity and by loss on rare words.
 
-A study agrees with the paper if its 95 % interval lies on the same side of zero, disagrees if it
-lies on the other side, and is not significant if it includes zero.
+A study agrees with the paper if its 95 % interval is on the same side of zero, and disagrees if it
+is on the other side. If the interval includes zero, the difference is not significant.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Claim:
     name: str
     findings: tuple[PaperFinding, ...]
 
-    def having(self, verdict: Verdict) -> list[PaperFinding]:
+    def with_verdict(self, verdict: Verdict) -> list[PaperFinding]:
         return [finding for finding in self.findings if finding.verdict == verdict]
 
 
 def paper_findings(study: Study) -> list[PaperFinding]:
-    """Every pair of models that the paper has, by every measure."""
+    """Compare every pair of models that the paper also has, by every measure."""
     dataset = paper_dataset(study)
     rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
     tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
@@ -74,7 +74,7 @@ def paper_findings(study: Study) -> list[PaperFinding]:
 
 
 def claims(study: Study) -> list[Claim]:
-    """For each measure: every pair, and the two sets of pairs that the paper discusses."""
+    """Group findings by measure: every pair, and the two sets of pairs that the paper discusses."""
     found = paper_findings(study)
     return [
         Claim(f"{measure}, {name}", chosen)
@@ -97,33 +97,33 @@ def _finding(
     other: str,
     paper: str,
     pair: Difference | None,
-    shown: Callable[[Interval], str],
+    format_interval: Callable[[Interval], str],
 ) -> PaperFinding:
     verdict: Verdict = "not significant"
     if pair is not None and pair.nats.excludes_zero:
         verdict = "agrees" if pair.nats.estimate < 0 else "disagrees"
-    ours = "no interval" if pair is None else shown(pair.nats)
+    ours = "no interval" if pair is None else format_interval(pair.nats)
     return PaperFinding(
         measure=measure, model=model, other=other, paper=paper, ours=ours, verdict=verdict
     )
 
 
 def summary(found: Sequence[Claim]) -> str:
-    """All verdicts in one sentence.
+    """Summarize all verdicts in one sentence.
 
     `perplexity, every pair: 23 of 28 agree with the paper, 3 disagree, 2 are not significant; ...`
     """
     return "; ".join(
-        f"{claim.name}: {len(claim.having('agrees'))} of {len(claim.findings)} agree with the "
-        f"paper, {len(claim.having('disagrees'))} disagree, "
-        f"{len(claim.having('not significant'))} are not significant"
+        f"{claim.name}: {len(claim.with_verdict('agrees'))} of {len(claim.findings)} agree with "
+        f"the paper, {len(claim.with_verdict('disagrees'))} disagree, "
+        f"{len(claim.with_verdict('not significant'))} are not significant"
         for claim in found
         if claim.name.endswith(_EVERY)
     )
 
 
 def percent(nats: float) -> str:
-    """A difference in nats as a change in perplexity.
+    """Format a difference in nats as a change in perplexity.
 
     >>> percent(math.log(0.9)).replace("\\u00a0", " ")
     '\u221210.0 %'
@@ -145,5 +145,5 @@ def nats_of(interval: Interval) -> str:
 
 
 def paper_dataset(study: Study) -> str:
-    """The paper's dataset to compare with: that of the study, or WikiText-103."""
+    """Return the paper's dataset to compare with: that of the study, or WikiText-103."""
     return study.dataset if study.dataset in DATASETS else "wikitext-103"

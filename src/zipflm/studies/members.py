@@ -1,4 +1,4 @@
-"""Members of a study, built from run folders, logs and scores."""
+"""Builds the members of a study from run folders, logs and scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCORES = "scores"
 """Subfolder of a run with its saved scores."""
 _STREAMING = "streaming.json"
 _ROUNDING = 1e-2
-"""In nats. Rounding errors can make a probability slightly larger than 1."""
+"""In nats. Rounding errors can make a loss slightly negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Seen:
 
     updates: int
     words: int
-    """Running words, including the end of each line, also for sub-word models."""
+    """Running words, including line ends, also for sub-word models."""
     passes: float
     operations: float
     """Additions and multiplications of all updates, from the cost model of the config."""
@@ -95,7 +95,7 @@ class StudyMember:
     scores: Mapping[str, SplitScore] = field(default_factory=dict)
     """By split; empty without a result."""
     nll: FloatArray | None = None
-    """Loss of every word of the analysed split."""
+    """Loss of every word of the analyzed split."""
     curve: tuple[CurvePoint, ...] = ()
     seen: Seen | None = None
     seconds: float | None = None
@@ -121,8 +121,8 @@ class StudyMember:
 
     @property
     def is_busy(self) -> bool:
-        """Whether training took over a third more time than its thread spent on the CPU, which
-        means that other processes used the CPU."""
+        """Whether training took over a third longer than the CPU time of its thread, which means
+        that other processes used the CPU."""
         if self.seconds is None or self.cpu_seconds is None:
             return False
         return self.seconds > 4 / 3 * self.cpu_seconds
@@ -179,38 +179,38 @@ def score_checkpoint(
     keep: bool = True,
     share: Share = ALONE,
 ) -> ScoredRun:
-    """Scores of a checkpoint, read from the run folder if weights and text are the same.
+    """Score a checkpoint, or read its saved scores if weights and text are the same.
 
-    The model is loaded with `load`, and only if needed. All processes that share the work return
-    the scores; with `keep` the first one saves them.
+    The model is loaded with `load`, only if needed. Processes that share the work all return the
+    scores. With `keep`, the first one saves them.
     """
     load = load or (lambda: load_run(checkpoint.path))
     found: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
-        path = _place(run, split, options.memory)
+        path = _scores_path(run, split, options.memory)
         key = share.done_by_all(partial(_key, checkpoint, data, split, options))
-        kept = _find_saved(path, key, data.split(split))
-        # If one process has to score, all of them take part.
-        if any(share.all_values(kept is None)) or kept is None:
+        saved = _find_saved(path, key, data.split(split))
+        # If one process has no saved scores, all of them score.
+        if any(share.all_values(saved is None)) or saved is None:
             loaded = loaded or share.done_by_all(load)
-            kept = score_run(loaded, data, [split], options, share).splits[split]
+            saved = score_run(loaded, data, [split], options, share).splits[split]
             if keep:
-                first = share.rank == 0
-                share.done_by_all(partial(_keep, path, key, kept) if first else lambda: None)
-        found[split] = kept
+                is_first = share.rank == 0
+                share.done_by_all(partial(_save, path, key, saved) if is_first else lambda: None)
+        found[split] = saved
     return ScoredRun(checkpoint.name, found)
 
 
 def saved_scores(
     run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
 ) -> ScoredRun:
-    """Saved scores of a run, which need no weights; ValueError if missing or of another text."""
+    """Read the saved scores of a run. Raises ValueError if they are missing or of another text."""
     found: dict[str, WordScores] = {}
     names = set()
     for split in splits:
         data.verify(split)
-        path, text = _place(run, split, memory), data.split(split)
+        path, text = _scores_path(run, split, memory), data.split(split)
         try:
             key, scores = _read_saved(path, text)
         except Exception as error:  # zipfile and NumPy raise many kinds of errors
@@ -224,14 +224,14 @@ def saved_scores(
     return ScoredRun(names.pop(), found)
 
 
-def _place(run: Path, split: str, memory: tuple[str, ...]) -> Path:
+def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
     return run / SCORES / f"{'-'.join([split, *map(path_name, memory)])}.npz"
 
 
 def _key(
     checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions
 ) -> dict[str, Any]:
-    """Identifies saved scores. The device is left out: it affects only rounding errors."""
+    """Return what identifies saved scores. The device is left out; it affects only rounding."""
     data.verify(split)
     return {
         "checkpoint": checkpoint.name,
@@ -242,7 +242,7 @@ def _key(
     }
 
 
-def _keep(path: Path, key: dict[str, Any], scores: WordScores) -> None:
+def _save(path: Path, key: dict[str, Any], scores: WordScores) -> None:
     path.parent.mkdir(exist_ok=True)
     facts = json.dumps({"key": key, "protocol": to_dict(scores.protocol)})
     with atomic_write(path) as unfinished:
@@ -250,12 +250,12 @@ def _keep(path: Path, key: dict[str, Any], scores: WordScores) -> None:
 
 
 def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
-    """Saved scores with this key; None if missing, damaged or of other weights or text."""
+    """Read scores with this key. Returns None if they are missing, damaged or have another key."""
     try:
-        held, scores = _read_saved(path, split)
+        saved_key, scores = _read_saved(path, split)
     except Exception:  # zipfile and NumPy raise many kinds of errors
         return None
-    return scores if held == key else None
+    return scores if saved_key == key else None
 
 
 def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
@@ -264,9 +264,9 @@ def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScor
         facts, nll = load_object(str(archive["facts"])), archive["nll"]
     protocol = from_dict(ScoringProtocol, facts["protocol"])
     counts = (protocol.tokens, protocol.words, protocol.unk)
-    is_of_split = counts == (split.tokens, split.words, split.unknown)
-    if not is_of_split or nll.dtype != np.float64 or nll.shape != (split.words,):
-        raise ValueError("damaged: not the losses of this split")
+    matches = counts == (split.tokens, split.words, split.unknown)
+    if not matches or nll.dtype != np.float64 or nll.shape != (split.words,):
+        raise ValueError("damaged, or the scores of another split")
     if not np.isfinite(nll).all() or nll.min() < -_ROUNDING:
         raise ValueError("damaged: contains invalid losses")
     return facts["key"], WordScores(nll, protocol)
@@ -275,8 +275,9 @@ def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScor
 def make_member(
     plan: Plan, words: DataFolder, split: str, *, scored: ScoredRun | None, problem: str = ""
 ) -> StudyMember:
-    """Build a member from its run folder and its scores on `words`, with the loss of every word of
-    `split`. Curve, time and speed are those of the training up to the scored checkpoint.
+    """Build a member from its run folder and its scores on `words`.
+
+    `nll` is on `split`. Curve, time and speed are those of training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)
     reports = [line for line in log if isinstance(line, Report)]
@@ -302,7 +303,7 @@ def make_member(
         tokens_per_second=(
             statistics.median(report.tokens_per_second for report in reports) if reports else None
         ),
-        streaming_words_per_second=_streaming(plan.run.path, scored),
+        streaming_words_per_second=_saved_streaming_speed(plan.run.path, scored),
         memory=max((report.memory for report in reports), default=None),
         compiled=all_known(report.compiled for report in reports),
         versions=plan.run.versions(),
@@ -311,8 +312,8 @@ def make_member(
 
 
 def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
-    """Measure the speed of scoring word by word on a CPU, once, and save it."""
-    if _streaming(plan.run.path, scored) is not None:
+    """Measure the speed of scoring word by word on a CPU and save it, unless already saved."""
+    if _saved_streaming_speed(plan.run.path, scored) is not None:
         return
     split = next(iter(scored.splits))
     ids, text = np.asarray(plan.data.tokens(split).ids), plan.data.split(split)
@@ -322,7 +323,7 @@ def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
     atomic_write_text(plan.run.path / SCORES / _STREAMING, json.dumps(facts))
 
 
-def _streaming(run: Path, scored: ScoredRun | None) -> float | None:
+def _saved_streaming_speed(run: Path, scored: ScoredRun | None) -> float | None:
     try:
         facts = load_object(read_file(run / SCORES / _STREAMING))
     except (OSError, ValueError):
@@ -332,21 +333,22 @@ def _streaming(run: Path, scored: ScoredRun | None) -> float | None:
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:
-    """The mean loss of a split, with and without unknown words; ValueError if the perplexity is
-    infinite."""
+    """Return the mean loss of a split, with and without unknown words. Raises ValueError if the
+    perplexity is infinite.
+    """
     known = word_ids != UNKNOWN
     known_loss = float(np.mean(nll[known], dtype=np.float64)) if known.any() else math.nan
     loss = float(np.mean(nll, dtype=np.float64))
     if max(loss, known_loss) >= LARGEST_LOSS:
         raise ValueError(
-            f"a mean loss of {loss:.3g} nats per word, an infinite perplexity: training diverged; "
+            f"training diverged: a mean loss of {loss:.3g} nats per word, an infinite perplexity; "
             "lower the learning rate"
         )
     return SplitScore(loss=loss, known_loss=known_loss, protocol=protocol)
 
 
 def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
-    """The log up to the scored checkpoint; all of it if nothing was scored."""
+    """Return the log up to the scored checkpoint, or all of it if nothing was scored."""
     log = run.log()
     # A checkpoint copied out of its run can have any name.
     if scored is None or not has_checkpoint_name(Path(scored.checkpoint)):
@@ -356,20 +358,20 @@ def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
 
 
 def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
-    """The learning curve in a log, in nats per word for all models."""
+    """Return the learning curve of a log, in nats per word for all models."""
     reports = {line.update: line for line in log if isinstance(line, Report)}
     validations = {line.update: line for line in curve_of(log)}
     points: list[CurvePoint] = []
-    compiling = 0.0
+    compile_seconds = 0.0
     for update in sorted({*reports, *validations}):
         report, validation = reports.get(update), validations.get(update)
         seconds = [line.seconds for line in (report, validation) if line is not None]
         if report is not None:
-            compiling = report.compile_seconds
+            compile_seconds = report.compile_seconds
         points.append(
             CurvePoint(
                 update=update,
-                seconds=max(0.0, seconds[0] - compiling),
+                seconds=max(0.0, seconds[0] - compile_seconds),
                 loss=report.nats_per_word if report else None,
                 valid_loss=validation.nats_per_word if validation else None,
             )
@@ -391,6 +393,6 @@ def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
 
 
 def all_known(values: Iterable[bool | None]) -> bool | None:
-    """`all`, ignoring None; None if all values are None."""
+    """Return `all(values)` without None values; None if there are no others."""
     known = [value for value in values if value is not None]
     return all(known) if known else None

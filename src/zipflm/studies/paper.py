@@ -1,4 +1,4 @@
-"""The results that the paper prints for its models; its bar charts are in `paper_bins.csv`."""
+"""The paper's published results. The data of its bar charts is in `paper_bins.csv`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 SOURCE = "Baevski & Auli, Adaptive Input Representations for Neural Language Modeling, ICLR 2019"
 REFERENCE = "ADP-T"
-"""The main model of the paper, to which a study compares the others."""
+"""The main model of the paper. Studies compare the others to it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PaperModel:
     hours: int | None = None
 
     def matches(self, num_params: int) -> bool:
-        """Whether a parameter count rounds to the printed number."""
+        """Return whether a parameter count rounds to the printed number."""
         printed = Decimal(self.params)
         millions = Decimal(num_params) / 1_000_000
         return millions.quantize(printed, rounding=ROUND_HALF_UP) == printed
@@ -76,11 +76,11 @@ MODELS = (
     PaperModel(_T7, "tied emb/proj + head", f"{_WIKI}/ADP-T/tie-head", "246.9", 20.06),
     PaperModel(_T7, "512d, no dim reduction, tied", f"{_WIKI}/ADP-T/no-reduction", "340.2", 25.48),
 )
-"""Every row with a parameter count of one of the paper's own models, in its order."""
+"""All rows of the paper's own models that have a parameter count, in its order."""
 
 
 def comparison_row(dataset: str, factorization: str) -> PaperModel | None:
-    """The row of the paper's comparison of factorizations, Table 3 or 4."""
+    """Return the row of a factorization in Table 3 or 4 of the paper."""
     name = f"{dataset}/{factorization}"
     return next((m for m in MODELS if m.table in (_T3, _T4) and m.preset == name), None)
 
@@ -113,7 +113,7 @@ TAIL_DROPOUT: dict[float, float] = {0.0: 24.74, 0.2: 21.23}
 
 
 def setting_row(dataset: str, label: str) -> PaperModel | None:
-    """The paper's result for one setting of an ablation, e.g. `ADP-T bands 5k/155k/100k`.
+    """Return the paper's result for one setting of an ablation, e.g. `ADP-T bands 5k/155k/100k`.
 
     >>> setting_row("wikitext-103", "ADP-T bands 5k/155k/100k").valid
     20.06

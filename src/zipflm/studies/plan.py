@@ -27,7 +27,7 @@ SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe"
 CURVE_POINTS = 8
 """Minimum number of points on a learning curve."""
 _CURVE_SHARE = 0.1
-"""Share of the valid set scored for each point."""
+"""Share of the validation set that is scored for each point."""
 MEMORY_MARK = " + "
 """Separates the label of a member from the memory it is scored with."""
 MEMBERS = "members"
@@ -45,14 +45,14 @@ class Request:
 
     data: Path
     preset: str
-    """All models of a dataset (`wikitext-103`, `billion-word/large`) or one of them."""
+    """A dataset, for all of its models (`wikitext-103`, `billion-word/large`), or one model."""
     out: Path
     factorizations: tuple[str, ...] = ()
     """Models to train. Default: all of them, or ADP-T if settings or decoders are compared."""
     seeds: int = 1
     recipe: str = "paper"
     overrides: tuple[str, ...] = ()
-    """Changes to every member. A field of a layer changes the members that have that layer."""
+    """Settings to change in every member that has the field."""
     bands: tuple[str, ...] = ()
     """Bands to compare, as words per band: `5k/155k/100k`."""
     tail_dropout: tuple[float, ...] = ()
@@ -63,23 +63,23 @@ class Request:
     grid: tuple[str, ...] = ()
     """Settings to tune for each member: `FIELD=a,b,c`."""
     memory: tuple[str, ...] = ()
-    """Caches to score every member with, in an extra row."""
+    """Caches. Every member is also scored with these, in a separate row."""
 
     def __post_init__(self) -> None:
         name = parse_name(self.preset)
         if name.variant or (name.factorization and self.factorizations):
             raise ValueError(
-                f"--preset {self.preset}: name a dataset, e.g. {name.dataset}, and choose its "
-                "models with --factorizations, or one of its models"
+                f"preset={self.preset}: give a dataset, e.g. {name.dataset}, and choose its models "
+                "with `factorizations`, or give one of its models"
             )
         dataset_of(self.preset)
         if name.factorization and name.factorization not in FACTORIZATIONS:
             raise ValueError(
-                f"--preset {self.preset}: the models of {name.dataset} are "
+                f"preset={self.preset}: the models of {name.dataset} are "
                 f"{', '.join(FACTORIZATIONS)}"
             )
-        is_one = bool(self.bands or self.tail_dropout or self.decoders)
-        default = ("ADP-T",) if is_one else FACTORIZATIONS
+        is_ablation = bool(self.bands or self.tail_dropout or self.decoders)
+        default = ("ADP-T",) if is_ablation else FACTORIZATIONS
         members = (name.factorization,) if name.factorization else self.factorizations or default
         family = name.dataset if name.size == "base" else f"{name.dataset}/{name.size}"
         object.__setattr__(self, "preset", family)
@@ -96,7 +96,7 @@ class Plan:
     data: DataFolder
     run: RunFolder
     setting: str = ""
-    """The grid point, with `--grid`."""
+    """The values of tuned settings, with `grid`."""
     memory: tuple[str, ...] = ()
 
     def with_memory(self, memory: tuple[str, ...]) -> Plan:
@@ -112,12 +112,13 @@ class Plan:
 
 
 def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
-    """All members in training order; `words` is the opened `request.data`, `on_cpu` is that of
-    `recipes.resolve`. Raises ValueError if any member cannot be trained.
+    """Return all members in training order. Raises ValueError if one cannot be trained.
+
+    `words` is the opened `request.data`; `on_cpu` is passed to `recipes.resolve`.
     """
     _require_known(request)
     folders = _folders(request, words)
-    configs = _resolved(request, words, folders, on_cpu)
+    configs = _resolve_configs(request, words, folders, on_cpu)
     every_band: Sequence[str | None] = request.bands or [None]
     every_rate: Sequence[float | None] = request.tail_dropout or [None]
     plans = []
@@ -136,17 +137,17 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
             )
             plans.append(plan)
     if len({plan.run.path for plan in plans}) < len(plans):
-        raise ValueError("--bands, --tail-dropout, --decoders: name each setting once")
+        raise ValueError("bands, tail_dropout, decoders: give each value once")
     return plans
 
 
-def _resolved(
+def _resolve_configs(
     request: Request, words: DataFolder, folders: Mapping[str, DataFolder], on_cpu: bool
 ) -> dict[_Kind, Config]:
-    """The config of every kind of model. An override that fits none of them is an error."""
+    """Return the config of every kind of model. Raises UnknownKey for a field that none has."""
     dataset, _, size = request.preset.partition("/")
     configs: dict[_Kind, Config] = {}
-    refused: dict[str, list[UnknownKey]] = {}
+    rejected: dict[str, list[UnknownKey]] = {}
     optional = ("input.", "output.", "decoder.") if request.decoders else ("input.", "output.")
     for kind in product(folders, request.decoders or [""]):
         factorization, decoder = kind
@@ -169,43 +170,45 @@ def _resolved(
             except UnknownKey as error:
                 if not error.key.startswith(optional):
                     raise
-                refused.setdefault(error.key, []).append(error)
+                rejected.setdefault(error.key, []).append(error)
                 changes = [text for text in changes if not text.startswith(f"{error.key}=")]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-        _require_as_named(configs[kind], from_name(name))
+        _require_same_kind(configs[kind], from_name(name))
         require(
             not (patience := configs[kind].training.patience),
             "training.patience",
             patience,
-            "members of a study train for the same number of updates; leave it out",
+            "all members of a study train for the same number of updates; leave it out",
         )
-    for errors in refused.values():
+    for errors in rejected.values():
         if len(errors) == len(configs):
             raise errors[-1]
-    same = _same_tokens(configs, request.overrides)
-    # Count epochs in words for all of them, so that they make the same number of updates.
-    return {kind: in_updates(config, words) for kind, config in same.items()}
+    equalized = _with_same_tokens(configs, request.overrides)
+    # Convert epochs of the word data to updates, so that all models make the same number of them.
+    return {kind: in_updates(config, words) for kind, config in equalized.items()}
 
 
-def _same_tokens(configs: dict[_Kind, Config], overrides: Sequence[str]) -> dict[_Kind, Config]:
+def _with_same_tokens(
+    configs: dict[_Kind, Config], overrides: Sequence[str]
+) -> dict[_Kind, Config]:
     """Use the largest `tokens_per_update` for all members, unless it is overridden.
 
-    The paper halved it for SM and SM-T because of GPU memory. Here gradients are accumulated.
+    The paper halved it for SM and SM-T to save GPU memory. Here gradients are accumulated instead.
     """
     if any(text.startswith("training.tokens_per_update=") for text in overrides):
         return configs
-    most = max(config.training.tokens_per_update for config in configs.values())
+    largest = max(config.training.tokens_per_update for config in configs.values())
     return {
-        kind: replace(config, training=replace(config.training, tokens_per_update=most))
+        kind: replace(config, training=replace(config.training, tokens_per_update=largest))
         for kind, config in configs.items()
     }
 
 
-def _require_as_named(config: Config, named: Config) -> None:
+def _require_same_kind(config: Config, named: Config) -> None:
     """Raise ValueError if overrides turned a model into another factorization."""
     is_tied, should_be = config.tie != Tie.NONE, named.tie != Tie.NONE
-    for key, ours, is_same in (
+    for key, value, is_same in (
         ("name", config.name, config.name == named.name),
         ("input", type(config.input).__name__, type(config.input) is type(named.input)),
         ("output", type(config.output).__name__, type(config.output) is type(named.output)),
@@ -214,14 +217,14 @@ def _require_as_named(config: Config, named: Config) -> None:
     ):
         if not is_same:
             raise ValueError(
-                f"{key}={ours}: changes what {named.name} is; leave it out, or choose other models "
-                "with --factorizations"
+                f"{key}={value}: would turn {named.name} into another model; leave it out, or "
+                "choose other `factorizations`"
             )
     require_comparable(config)
 
 
 def require_comparable(config: Config) -> None:
-    """Raise ValueError unless the model predicts every word of the vocabulary."""
+    """Raise ValueError if the model does not predict every word of the vocabulary."""
     if config.num_predicted < config.vocab_size:
         raise ValueError(
             f"input.predicted_words={config.num_predicted}: only models that predict the same "
@@ -231,7 +234,7 @@ def require_comparable(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Variation:
-    """One combination of `--bands` and `--tail-dropout`."""
+    """One combination of `bands` and `tail_dropout`."""
 
     bands: str | None = None
     tail_dropout: float | None = None
@@ -248,13 +251,13 @@ class Variation:
             return config
         input, output = config.input, config.output
         if not isinstance(output, AdaptiveOutput):
-            option = "--tail-dropout" if self.bands is None else "--bands"
+            option = "tail_dropout" if self.bands is None else "bands"
             raise ValueError(f"{option}: {config.name} has no bands; leave it out")
         if self.bands is not None:
             ends = cutoffs(self.bands)
             if ends[-1] >= config.vocab_size:
                 raise ValueError(
-                    f"--bands {self.bands}: the vocabulary has only {config.vocab_size:,} ids; all "
+                    f"bands={self.bands}: the vocabulary has only {config.vocab_size:,} ids; all "
                     "bands but the last must fit into it"
                 )
             output = replace(output, cutoffs=ends)
@@ -266,7 +269,7 @@ class Variation:
 
 
 def cutoffs(text: str) -> tuple[int, ...]:
-    """Parse words per band into cutoffs; the last band takes the rest.
+    """Convert words per band to cutoffs. The last band contains the rest of the vocabulary.
 
     >>> cutoffs("5k/155k/100k")
     (5000, 160000)
@@ -275,10 +278,10 @@ def cutoffs(text: str) -> tuple[int, ...]:
     for part in text.lower().split("/"):
         found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
         if found is None:
-            raise ValueError(f"--bands {quoted(text)}: write words per band, e.g. 5k/155k/100k")
+            raise ValueError(f"bands={quoted(text)}: write words per band, e.g. 5k/155k/100k")
         sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
     if len(sizes) < 2 or min(sizes) < 1:
-        raise ValueError(f"--bands {quoted(text)}: give at least two bands of at least one word")
+        raise ValueError(f"bands={quoted(text)}: give at least two bands of at least one word")
     return tuple(accumulate(sizes[:-1]))
 
 
@@ -292,12 +295,15 @@ def path_name(text: str) -> str:
 
 
 def training_seconds(report: Report) -> float:
-    """Training time so far, without compilation, which depends on the compiler cache."""
+    """Return the training time so far, without compilation, which depends on the compiler cache."""
     return max(0.0, report.seconds - report.compile_seconds)
 
 
 def with_validations(config: Config, overrides: Sequence[str]) -> Config:
-    """Validate often enough for a learning curve, on a part of the valid set, unless overridden."""
+    """Validate often enough for a learning curve, on a part of the validation set.
+
+    Overrides of these settings are kept.
+    """
     training = config.training
     points = training.max_updates // training.validate_every if training.validate_every else 0
     if points >= CURVE_POINTS or any(o.startswith("training.validate_") for o in overrides):
@@ -321,41 +327,41 @@ _MONITORING = (
 
 
 def with_monitoring_of(config: Config, other: Config) -> Config:
-    """`config` with the fields of `other` that do not affect the trained model."""
-    theirs = {name: getattr(other.training, name) for name in _MONITORING}
+    """Return `config` with the fields of `other` that do not affect the trained model."""
+    monitoring = {name: getattr(other.training, name) for name in _MONITORING}
     return replace(
         config,
         batches=replace(config.batches, tokens=other.batches.tokens),
-        training=replace(config.training, **theirs),
+        training=replace(config.training, **monitoring),
     )
 
 
 def _require_known(request: Request) -> None:
     for name in request.factorizations:
         if name not in FACTORIZATIONS:
-            raise ValueError(f"--factorizations {name}: choose from {', '.join(FACTORIZATIONS)}")
+            raise ValueError(f"factorizations={name}: choose from {', '.join(FACTORIZATIONS)}")
     if len(set(request.factorizations)) < len(request.factorizations):
         given = ",".join(request.factorizations)
-        raise ValueError(f"--factorizations {given}: name each of them once")
+        raise ValueError(f"factorizations={given}: give each of them once")
     for name in request.decoders:
         if name not in DECODERS:
-            raise ValueError(f"--decoders {name}: choose from {', '.join(DECODERS)}")
+            raise ValueError(f"decoders={name}: choose from {', '.join(DECODERS)}")
     if request.seeds < 1:
-        raise ValueError(f"--seeds {request.seeds}: give 1 or more")
+        raise ValueError(f"seeds={request.seeds}: give 1 or more")
     if request.equal not in get_args(Equal):
-        raise ValueError(f"--equal {request.equal}: choose from {', '.join(get_args(Equal))}")
+        raise ValueError(f"equal={request.equal}: choose from {', '.join(get_args(Equal))}")
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
     if not set(SUBWORDS) & set(request.factorizations):
         return dict.fromkeys(request.factorizations, words)
-    others = ",".join(name for name in request.factorizations if name not in SUBWORDS)
-    twin = open_bpe_data(words, f"leave them out: --factorizations {others or REFERENCE}")
-    return {name: twin if name in SUBWORDS else words for name in request.factorizations}
+    others = ", ".join(name for name in request.factorizations if name not in SUBWORDS)
+    bpe_data = open_bpe_data(words, f"train only {others or REFERENCE}")
+    return {name: bpe_data if name in SUBWORDS else words for name in request.factorizations}
 
 
 def open_words(path: Path) -> DataFolder:
-    """Open a data folder and require words, which the frequency bins need."""
+    """Open a data folder. Raises ValueError if it has sub-words: the frequency bins need words."""
     data = DataFolder.open(path)
     if data.unit != "word":
         raise ValueError(
@@ -366,25 +372,26 @@ def open_words(path: Path) -> DataFolder:
 
 
 def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
-    """The sub-word data of the same text; `otherwise` is the advice if it is missing."""
+    """Open the sub-word data of the same text. `otherwise` is an alternative for the error message
+    if it is missing.
+    """
     path = words.path / BPE_FOLDER
     if not (path / FACTS_FILE).is_file():
         raise ValueError(
             f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "
             f"(zipflm prepare ... {words.splitting} --bpe 32000 --out {path}), or {otherwise}"
         )
-    twin = DataFolder.open(path)
-    if twin.splitting != words.splitting:
+    bpe_data = DataFolder.open(path)
+    if bpe_data.splitting != words.splitting:
         raise ValueError(
-            f"{path}: was prepared with {twin.splitting}, but {words.path} with {words.splitting}; "
-            f"{_SAME_TEXT}"
+            f"{path}: was prepared with {bpe_data.splitting}, but {words.path} with "
+            f"{words.splitting}; {_SAME_TEXT}"
         )
     for split in words.splits:
-        if split not in twin.splits:
-            raise ValueError(f"{path}: has no {split} split, but {words.path} has; {_SAME_TEXT}")
-        if words.split(split).words_sha256 != twin.split(split).words_sha256:
+        if split not in bpe_data.splits:
+            raise ValueError(f"{path}: has no {split} split, unlike {words.path}; {_SAME_TEXT}")
+        if words.split(split).words_sha256 != bpe_data.split(split).words_sha256:
             raise ValueError(
-                f"{path}: the words of its {split} split are not those of {words.path}; "
-                f"{_SAME_TEXT}"
+                f"{path}: the words of its {split} split differ from {words.path}; {_SAME_TEXT}"
             )
-    return twin
+    return bpe_data

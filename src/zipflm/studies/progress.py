@@ -1,5 +1,5 @@
-"""Terminal output of a study: one line per stage of a member, a live progress bar on a terminal,
-and the comparison at the end. The output of the trainer itself goes to `output-0.txt`.
+"""Terminal output of a study: one line per stage of a member, a live progress bar, and the
+comparison at the end. The trainer's own output is written to `output-0.txt`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zipflm.training.schedule import ends_too_high
 
 _FINAL_STAGES = ("done", "trained", "failed", "stopped", "not trained")
 _UNLIMITED = 1_000
-"""Table width in characters: a narrow terminal wraps lines instead of cutting numbers."""
+"""Table width in characters, so that narrow terminals wrap lines instead of cutting numbers."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Display:
 
     @contextmanager
     def shown(self) -> Iterator[Display]:
-        """On a terminal, redraw the current line twice a second."""
+        """Show the progress. On a terminal, the current line is redrawn twice a second."""
         for member in self.members.values():
             member.read()
         for line in self._warnings() if not self._is_silent else ():
@@ -112,13 +112,13 @@ class Display:
             redirect_stderr=False,
         )
         is_drawn = self.console.is_terminal and not self._is_silent
-        with live if is_drawn else nullcontext(), on_progress(self._see_scoring):
+        with live if is_drawn else nullcontext(), on_progress(self._on_scoring):
             if is_drawn:
-                self.console.show_cursor(True)  # keep the cursor if a signal kills the process
+                self.console.show_cursor(True)  # in case a signal kills the process
             yield self
 
-    def enter(self, plan: Plan, stage: str) -> None:
-        """Move a member to a stage such as "training", "scoring" or one of `_FINAL_STAGES`."""
+    def set_stage(self, plan: Plan, stage: str) -> None:
+        """Set the stage of a member: "training", "scoring" or one of `_FINAL_STAGES`."""
         member = self._current = self.members[plan.run.path]
         member.stage = stage
         member.read()
@@ -126,14 +126,14 @@ class Display:
             self._print(self.line(member))
 
     def line(self, member: MemberProgress) -> str:
-        place = list(self.members.values()).index(member) + 1
-        text = f"[{place}/{len(self.members)}] {member.line()}"
-        if member.stage not in _FINAL_STAGES and (left := self.left()) is not None:
+        position = list(self.members.values()).index(member) + 1
+        text = f"[{position}/{len(self.members)}] {member.line()}"
+        if member.stage not in _FINAL_STAGES and (left := self.time_left()) is not None:
             text += f", about {left} of training left in total"
         return text
 
-    def left(self) -> str | None:
-        """Training time left for all members, from the speed so far; None if unknown."""
+    def time_left(self) -> str | None:
+        """Estimate the remaining training time from the speed so far; None if unknown."""
         members = list(self.members.values())
         speed, work_left = measured_speed(members), sum(member.work_left for member in members)
         return throughput.format_duration(work_left / speed) if speed and work_left else None
@@ -148,15 +148,15 @@ class Display:
         return Group(bar, Text(one_line(self.line(member))))
 
     def _warnings(self) -> list[str]:
-        """Schedules that end too early, hours of training on a CPU, a busy machine."""
+        """Return warnings about schedules that end too early, slow training and a busy machine."""
         members = list(self.members.values())
-        doubts = [ends_too_high(member.plan.config) for member in members]
-        what = "this study" if len(members) > 1 else "this member"
-        slow = throughput.slow_cpu_warning(sum(member.work_left for member in members), what)
-        lines = [*dict.fromkeys(doubts), slow, throughput.load_warning()]
+        schedules = [ends_too_high(member.plan.config) for member in members]
+        subject = "this study" if len(members) > 1 else "this member"
+        slow = throughput.slow_cpu_warning(sum(member.work_left for member in members), subject)
+        lines = [*dict.fromkeys(schedules), slow, throughput.load_warning()]
         return [line for line in lines if line is not None]
 
-    def _see_scoring(self, task: str, done: int, total: int | None) -> None:
+    def _on_scoring(self, task: str, done: int, total: int | None) -> None:
         member = self._current
         if member is None or not member.stage.startswith("scoring") or not total:
             return
@@ -169,14 +169,17 @@ class Display:
 
 
 def measured_speed(members: Sequence[MemberProgress]) -> float | None:
-    """Operations per second of all training so far."""
+    """Return the operations per second of all training so far; None if unknown."""
     done = sum(member.work_done for member in members)
     seconds = sum(member.last.seconds for member in members if member.last)
     return done / seconds if done and seconds else None
 
 
 def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]) -> None:
-    """The runs of a dry run; `speed` is in operations per second, `basis` says where it is from."""
+    """Print the runs of a study with estimated times.
+
+    `speed` is in operations per second; `basis` describes where it comes from.
+    """
     members = [MemberProgress(plan) for plan in plans]
     for member in members:
         member.read()
@@ -201,7 +204,7 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]
 
 
 def print_table(study: Study, stream: IO[str] | None = None) -> None:
-    """The comparison: perplexities, parameters, time, speed and memory."""
+    """Print the comparison: perplexities, parameters, time, speed and memory."""
     file = sys.stdout if stream is None else stream
     print(one_line(study.title), file=file)
     groups, also = ("perplexity", "training", "streaming"), ("model", "parameters all")
@@ -219,6 +222,6 @@ def _print_rows(rows: Sequence[Mapping[str, str]], file: IO[str]) -> None:
     for title in rows[0]:
         table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
     for row in rows:
-        # Text: rich would read [brackets] in a name as markup.
+        # Text, because rich would parse [brackets] in a name as markup.
         table.add_row(*(Text(one_line(cell)) for cell in row.values()))
     Console(file=file, width=_UNLIMITED).print(table)

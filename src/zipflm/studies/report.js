@@ -48,7 +48,7 @@ function ceiling(losses) {
   return middle + Math.max(1, 4 * (middle - sorted[0]));
 }
 
-/* ---- styles: colours are in CSS, patterns are those of the paper ---- */
+/* ---- styles: colors are in CSS, patterns are those of the paper ---- */
 
 const PATTERNS = {
   "north east lines": "M-1.5,1.5 l3,-3 M0,6 l6,-6 M4.5,7.5 l3,-3",
@@ -254,15 +254,15 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
 }
 
 function drawSeries(svg, s, X, Y, lines) {
-  const i = models.indexOf(s.model), colour = `var(--model-${i})`;
+  const i = models.indexOf(s.model), color = `var(--model-${i})`;
   const path = (points) => points.map((p, k) => `${k ? "L" : "M"}${X(p.x).toFixed(1)},${Y(p.y).toFixed(1)}`).join("");
   const group = el("g", { "data-model": s.model.label }, svg);
-  if (s.faint) el("path", { d: path(s.faint), fill: "none", "stroke-width": 1, opacity: 0.4, style: `stroke:${colour}` }, group);
-  if (lines) el("path", { d: path(s.points), fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${colour}` }, group);
+  if (s.faint) el("path", { d: path(s.faint), fill: "none", "stroke-width": 1, opacity: 0.4, style: `stroke:${color}` }, group);
+  if (lines) el("path", { d: path(s.points), fill: "none", "stroke-width": 2, "stroke-dasharray": s.model.dash || "none", style: `stroke:${color}` }, group);
   for (const p of s.points) {
-    if (p.low != null) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(p.low), y2: Y(p.high), "stroke-width": 1.5, style: `stroke:${colour}` }, group);
+    if (p.low != null) el("line", { x1: X(p.x), x2: X(p.x), y1: Y(p.low), y2: Y(p.high), "stroke-width": 1.5, style: `stroke:${color}` }, group);
     const size = lines ? (s.points.length > 25 ? 0.6 : 0.9) : 1.7;
-    el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(${size})`, style: `fill:${colour};stroke:var(--card)`, "stroke-width": 0.8 }, group);
+    el("path", { d: MARKS[s.model.marker], transform: `translate(${X(p.x)} ${Y(p.y)}) scale(${size})`, style: `fill:${color};stroke:var(--card)`, "stroke-width": 0.8 }, group);
   }
 }
 
@@ -321,10 +321,10 @@ function drawTraining() {
       model, points: valid(model, (p) => p.update, (v) => v),
       faint: view.training ? model.curve.filter((p) => p.loss != null).map((p) => ({ x: p.update, y: p.loss })) : [],
     })),
-    describe: (p) => [`update ${count(p.x)}`, `valid loss ${p.y.toFixed(3)} nats`, `perplexity ${Math.exp(p.y).toFixed(2)}`],
+    describe: (p) => [`update ${count(p.x)}`, `validation loss ${p.y.toFixed(3)} nats`, `perplexity ${Math.exp(p.y).toFixed(2)}`],
   });
   drawPoints("time", {
-    name: "Valid perplexity against training time", xlabel: `${unit} of training`, ylabel: "valid perplexity", lines: true, log: true,
+    name: "Validation perplexity against training time", xlabel: `${unit} of training`, ylabel: "validation perplexity", lines: true, log: true,
     series: models.map((model) => ({ model, points: valid(model, (p) => p.seconds / seconds, Math.exp) })),
     describe: (p) => [`${p.x.toFixed(1)} ${unit}, update ${count(p.point.update)}`, `perplexity ${p.y.toFixed(2)}`],
   });

@@ -27,12 +27,12 @@ from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import EMPTY, PAPER, Column, column_groups, columns, is_best
 
 Maker = Literal["study", "analysis"]
-"""The origin of a report: `zipflm compare` or `zipflm report`."""
+"""The command that made a report: `zipflm compare` or `zipflm report`."""
 TABLE = "table.json"
 
 
 def write_report(study: Study, out: Path, maker: Maker) -> Path:
-    """Write all files into the folder `out`; returns the path of the page."""
+    """Write all files to the folder `out` and return the path of the page."""
     out.mkdir(parents=True, exist_ok=True)
     save_figures(study, out / "figures")
     atomic_write_text(out / "table.csv", to_csv(study))
@@ -46,29 +46,28 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
     return out / "report.html"
 
 
-def claim(out: Path, maker: Maker) -> None:
-    """Create the folder of a report. Raises ValueError if it already has a run, data, or a report
-    of the other kind.
+def claim_folder(out: Path, maker: Maker) -> None:
+    """Create the folder of a report.
+
+    Raises ValueError if it already contains a run, data, or a report made by the other command.
     """
-    for name, what in (("config.json", "a run"), ("data.json", "data")):
+    for name, content in (("config.json", "a run"), ("data.json", "data")):
         if (out / name).exists():
-            raise ValueError(f"--out {out}: already contains {what}; choose another folder")
-    held = _maker_of(out)
-    if held is None and maker == "analysis" and (out / MEMBERS).is_dir():
-        held = "study"  # without a report yet
-    if held not in (None, maker):
-        kind = "a study" if held == "study" else "an analysis of runs"
-        raise ValueError(
-            f"--out {out}: already contains the report of {kind}; choose another folder"
-        )
+            raise ValueError(f"out={out}: already contains {content}; choose another folder")
+    existing = _maker_of(out)
+    if existing is None and maker == "analysis" and (out / MEMBERS).is_dir():
+        existing = "study"  # without a report yet
+    if existing not in (None, maker):
+        kind = "a study" if existing == "study" else "an analysis of runs"
+        raise ValueError(f"out={out}: already contains the report of {kind}; choose another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"--out {out}: cannot create this folder ({error.strerror}); choose another one"
+            f"out={out}: cannot create this folder ({error.strerror}); choose another one"
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {out}: not writable; choose another folder")
+        raise ValueError(f"out={out}: not writable; choose another folder")
 
 
 def _maker_of(out: Path) -> str | None:
@@ -79,7 +78,7 @@ def _maker_of(out: Path) -> str | None:
     except (OSError, ValueError):
         made_by = None
     if made_by not in get_args(Maker):
-        raise ValueError(f"{out / TABLE}: not a readable report; remove it or choose another --out")
+        raise ValueError(f"{out / TABLE}: not a readable report; remove it or use another folder")
     return str(made_by)
 
 
@@ -87,10 +86,10 @@ def html(study: Study) -> str:
     text = _render(
         "report.html",
         study,
-        css=_file("report.css"),
-        script=_file("report.js"),
-        looks=list(style_of(study).values()),
-        places={row.label: i for i, row in enumerate(study.rows)},
+        css=_read_resource("report.css"),
+        script=_read_resource("report.js"),
+        styles=list(style_of(study).values()),
+        row_indices={row.label: i for i, row in enumerate(study.rows)},
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
         data=plain(chart_data(study)),
     )
@@ -98,7 +97,7 @@ def html(study: Study) -> str:
 
 
 def markdown(study: Study) -> str:
-    """The report as Markdown, with links to the figures."""
+    """Return the report as Markdown, with links to the figures."""
     text = _render("report.md", study, figures=list(figures(study)))
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -108,7 +107,7 @@ def _render(template: str, study: Study, **more: Any) -> str:
 
     environment = Environment(
         autoescape=select_autoescape(["html"]),
-        loader=FunctionLoader(_file),
+        loader=FunctionLoader(_read_resource),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -129,7 +128,7 @@ def _render(template: str, study: Study, **more: Any) -> str:
     )
 
 
-def _file(name: str) -> str:
+def _read_resource(name: str) -> str:
     return resources.files("zipflm.studies").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -155,13 +154,13 @@ def _code(word: str) -> str:
 
 
 def chart_data(study: Study) -> dict[str, Any]:
-    """The data that `report.js` draws."""
-    looks = style_of(study)
+    """Return the data that `report.js` draws."""
+    styles = style_of(study)
     return {
         "split": study.split,
         "reference": study.reference,
         "headline": study.headline_name,
-        "models": [_model(row, study, looks[row.label]) for row in study.rows],
+        "models": [_model(row, study, styles[row.label]) for row in study.rows],
         "bins": {
             "word": _sources(study, study.word_bins, previous=False),
             "previous": _sources(study, study.previous_bins, previous=True),
@@ -169,7 +168,7 @@ def chart_data(study: Study) -> dict[str, Any]:
     }
 
 
-def _model(row: ModelRow, study: Study, look: Style) -> dict[str, Any]:
+def _model(row: ModelRow, study: Study, style: Style) -> dict[str, Any]:
     interval = study.headline_interval(row)
     return {
         "label": row.label,
@@ -178,17 +177,17 @@ def _model(row: ModelRow, study: Study, look: Style) -> dict[str, Any]:
         "low": interval.low if interval else None,
         "high": interval.high if interval else None,
         "curve": row.curve,
-        "pattern": look.pattern,
-        "marker": look.marker,
-        "dash": look.dash,
+        "pattern": style.pattern,
+        "marker": style.marker,
+        "dash": style.dash,
     }
 
 
 def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> list[dict[str, Any]]:
-    """The bins of the study, then those of the paper if it has some of the models."""
-    ours = {"name": "this study", "reference": study.reference, "bins": bins}
+    """Return the bins of the study, then those of the paper if it has any of the models."""
+    study_bins = {"name": "this study", "reference": study.reference, "bins": bins}
     labels = {row.label for row in study.rows}
-    theirs = [
+    of_paper = [
         {
             "name": f"the paper, {DATASETS[dataset]}",
             "reference": "ADP-T",
@@ -197,11 +196,11 @@ def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> l
         for dataset, models in BIN_MODELS.items()
         if labels & set(models)
     ]
-    return [ours, *theirs]
+    return [study_bins, *of_paper]
 
 
 def to_csv(study: Study) -> str:
-    """One line per model, with values rather than texts."""
+    """Return the comparison as CSV: one line per model, with unformatted values."""
     table_columns = columns(study)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -231,7 +230,7 @@ _LATEX_COLUMNS = (
 
 
 def to_latex(study: Study, comment: str) -> str:
-    """Perplexities, parameters and times as a LaTeX table, for the package booktabs."""
+    """Return perplexities, parameters and times as a LaTeX table (needs the booktabs package)."""
     shown = [c for c in columns(study) if c.ranks or c.name in _LATEX_COLUMNS]
 
     def cell(column: Column, row: ModelRow) -> str:
@@ -253,9 +252,9 @@ def to_latex(study: Study, comment: str) -> str:
 
 
 def to_json(study: Study, made_by: str) -> dict[str, Any]:
-    """The contents of `table.json`."""
+    """Return the contents of `table.json`."""
     table_columns = columns(study)
-    found = {
+    content = {
         "made_by": made_by,
         "title": study.title,
         "dataset": study.dataset,
@@ -287,7 +286,7 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "paper_findings": paper_findings(study),
         "tried": study.tried,
     }
-    return dict(plain(found))
+    return dict(plain(content))
 
 
 def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:

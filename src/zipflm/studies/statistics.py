@@ -1,4 +1,4 @@
-"""Mean losses and their differences over blocks of text, with 95 % intervals.
+"""95 % intervals of mean losses and their differences, computed over blocks of text.
 
 Student's t distribution is computed without scipy: for integer degrees of freedom it is a finite
 sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
@@ -32,7 +32,7 @@ _HALVINGS = 60
 
 
 def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
-    """Two-sided p-value of each `t`.
+    """Return the two-sided p-value of each `t`.
 
     >>> two_sided_p(np.array([2.228]), 10).round(3).tolist()
     [0.05]
@@ -53,7 +53,7 @@ def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
 
 @cache
 def quantile(degrees: int, level: float = 0.95) -> float:
-    """Half-width of a two-sided interval of this level, in standard errors.
+    """Return the half-width of a two-sided interval of this level, in standard errors.
 
     >>> round(quantile(9), 3), round(quantile(29), 3)
     (2.262, 2.045)
@@ -68,9 +68,9 @@ def quantile(degrees: int, level: float = 0.95) -> float:
     return high
 
 
-NUMBERS = (30, 20, 14, 10)
+BLOCK_COUNTS = (30, 20, 14, 10)
 """Numbers of blocks to try, in this order."""
-FEW = 10
+FEW_BLOCKS = 10
 """The report warns if there are fewer blocks."""
 _ONE_SIDED = 1.645
 """95 % quantile of the normal distribution."""
@@ -85,18 +85,18 @@ class TextBlocks:
     unit: str
     """Blocks consist of whole `documents` or whole `lines`."""
     correlation: float
-    """Highest correlation of neighbouring blocks, over mean losses and differences of models."""
+    """Highest correlation between neighboring blocks, of mean losses and of model differences."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def are_correlated(self) -> bool:
-        """Whether neighbouring blocks are significantly correlated."""
+        """Whether neighboring blocks are significantly correlated."""
         return _is_correlated(self.correlation, len(self))
 
     @property
-    def of_word(self) -> IntArray:
+    def index_of_word(self) -> IntArray:
         lengths = np.diff(np.append(self.starts, self.num_words))
         return np.repeat(np.arange(len(self)), lengths)
 
@@ -108,44 +108,46 @@ class TextBlocks:
         words = f"about {int(length) or round(self.num_words / len(self)):,} words each"
         text = f"{len(self)} blocks of whole {self.unit}, {words}"
         if self.are_correlated:
-            text += "; neighbouring blocks are correlated, which widens the intervals"
+            text += "; neighboring blocks are correlated, which widens the intervals"
         return text
 
 
 def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArray) -> TextBlocks:
-    """Cut a text into blocks; `line_starts` and `headings` are word indices, `losses` is [models,
-    words]."""
+    """Cut a text into blocks.
+
+    `line_starts` and `headings` are word indices. `losses` is [models, words].
+    """
     num_words = losses.shape[1]
     units, unit = line_starts, "lines"
-    if len(headings) >= NUMBERS[-1]:
+    if len(headings) >= BLOCK_COUNTS[-1]:
         units, unit = np.union1d([0], headings), "documents"
-    for number in NUMBERS:
-        starts = _even_starts(units, num_words, number)
+    for count in BLOCK_COUNTS:
+        starts = _even_starts(units, num_words, count)
         lengths = np.diff(np.append(starts, num_words))
         means = np.add.reduceat(losses, starts, axis=1) / lengths
         pairs = [first - second for first, second in combinations(means, 2)]
-        correlation = max(_lag_one(series) for series in (means.mean(axis=0), *pairs))
+        correlation = max(_lag_one_correlation(series) for series in (means.mean(axis=0), *pairs))
         if not _is_correlated(correlation, len(starts)):
             break
     return TextBlocks(starts, num_words, unit, correlation)
 
 
 def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[str]) -> IntArray:
-    """Word indices of WikiText document headings, `= Title =`; sections have `= = Title = =`."""
+    """Return the word indices of WikiText document titles, `= Title =` (not `= = Section = =`)."""
     if "=" not in words:
         return np.zeros(0, dtype=np.int64)
     sign = words.index("=")
     ends = np.append(line_starts[1:], len(word_ids))
-    # The shortest is `= word = </s>`.
+    # The shortest heading is `= word = </s>`.
     starts, ends = line_starts[ends - line_starts >= 4], ends[ends - line_starts >= 4]
     opens = (word_ids[starts] == sign) & (word_ids[starts + 1] != sign)
     closes = (word_ids[ends - 2] == sign) & (word_ids[ends - 3] != sign)
-    found: IntArray = starts[opens & closes]
-    return found
+    headings: IntArray = starts[opens & closes]
+    return headings
 
 
-def _even_starts(units: IntArray, num_words: int, number: int) -> IntArray:
-    ideal = np.arange(number) * num_words / number
+def _even_starts(units: IntArray, num_words: int, count: int) -> IntArray:
+    ideal = np.arange(count) * num_words / count
     after = np.searchsorted(units, ideal).clip(max=len(units) - 1)
     before = np.maximum(after - 1, 0)
     is_nearer = ideal - units[before] < units[after] - ideal
@@ -153,25 +155,25 @@ def _even_starts(units: IntArray, num_words: int, number: int) -> IntArray:
     return starts.astype(np.int64)
 
 
-def _lag_one(values: FloatArray) -> float:
+def _lag_one_correlation(values: FloatArray) -> float:
     deviations = values - values.mean()
     total = float((deviations**2).sum())
     return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0 else 0.0
 
 
-def _is_correlated(correlation: float, number: int) -> bool:
-    return correlation > _ONE_SIDED / math.sqrt(number)
+def _is_correlated(correlation: float, num_blocks: int) -> bool:
+    return correlation > _ONE_SIDED / math.sqrt(num_blocks)
 
 
-_FEWEST_BLOCKS = 3
+_MIN_BLOCKS = 3
 """Minimum number of blocks for an interval."""
 _SOURCES = (3, 4, 6, 12)
 _STRENGTHS = np.array([2.0, 8.0, 32.0, 128.0, 1024.0])
-"""Variance due to sources, relative to that of independent blocks."""
+"""Variance between sources, relative to that of independent blocks."""
 _ROUNDING = 1e-12
 """In nats. Smaller residuals are rounding errors."""
 _TWO_SOURCES = 9
-"""No interval is given if two sources are this many times more probable than all else."""
+"""No interval is given if two sources are this many times more probable than other models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +227,7 @@ class Estimate:
     @property
     def interval(self) -> Interval | None:
         """None if the text has too few blocks or sources."""
-        if self.num_blocks < _FEWEST_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
+        if self.num_blocks < _MIN_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
             return None
         found = _explain(self.residuals, self.num_blocks)
         if found is None:
@@ -234,38 +236,38 @@ class Estimate:
         variance = text + sum(part for part, _ in self.seeds)
         reach = 0.0
         if variance.any():
-            squares = text**2 / degrees + sum(part**2 / own for part, own in self.seeds)
+            squares = text**2 / degrees + sum(part**2 / dof for part, dof in self.seeds)
             reach = _half_width(weights, np.sqrt(variance), np.floor(variance**2 / squares + 1e-9))
         return Interval(estimate=self.value, low=self.value - reach, high=self.value + reach)
 
 
 def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
-    """Mean loss per word, from loss sums [seeds, blocks] and word counts [blocks]."""
+    """Return the mean loss per word, from loss sums [seeds, blocks] and word counts [blocks]."""
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = counts / counts.sum()
         by_seed = sums.sum(axis=1) / counts.sum()
         residuals = (sums.mean(axis=0) - by_seed.mean() * counts) / counts.sum()
-        # A large block pulls the mean towards itself.
+        # A large block pulls the mean towards its own value.
         residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
         num_blocks = 1 / (shares @ shares)
     return estimate(by_seed, residuals, float(num_blocks))
 
 
 def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: float) -> Estimate:
-    """An estimate from the value of every seed and the residuals of their mean."""
-    several = len(by_seed) > 1
-    variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if several else 0.0
+    """Return an estimate from the value of every seed and the residuals of their mean."""
+    has_several = len(by_seed) > 1
+    variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if has_several else 0.0
     return Estimate(
         float(np.mean(by_seed)),
         residuals,
         num_blocks,
-        ((variance, len(by_seed) - 1),) if several and variance > 0 else (),
-        several,
+        ((variance, len(by_seed) - 1),) if has_several and variance > 0 else (),
+        has_several,
     )
 
 
 class _Explanations(NamedTuple):
-    """Models of the correlation of blocks; in the first one all are independent."""
+    """Models of the correlation between blocks. In the first one, blocks are independent."""
 
     cosines: FloatArray
     """[waves, blocks], slowest wave first."""
@@ -273,21 +275,21 @@ class _Explanations(NamedTuple):
     """[explanations, 1 + waves]: expected power of the mean and of every wave."""
     degrees: IntArray
     steps: FloatArray
-    """[places, blocks]: one step, of unit length and zero mean."""
+    """[positions, blocks]: a step at each position, of unit length and zero mean."""
 
 
 @cache
 def _explanations(blocks: int) -> _Explanations:
-    places = np.arange(blocks)
-    cosines = math.sqrt(2 / blocks) * np.cos(np.pi / blocks * np.outer(places, places + 0.5))
-    sources = [number for number in _SOURCES if number < blocks]
-    waves = [np.sinc(places / (2 * number)) ** 2 for number in sources]
+    indices = np.arange(blocks)
+    cosines = math.sqrt(2 / blocks) * np.cos(np.pi / blocks * np.outer(indices, indices + 0.5))
+    sources = [count for count in _SOURCES if count < blocks]
+    waves = [np.sinc(indices / (2 * count)) ** 2 for count in sources]
     power = np.vstack([np.ones(blocks), *(1 + np.outer(_STRENGTHS, wave) for wave in waves)])
-    slow = np.repeat([max(2, number // 2) for number in sources], len(_STRENGTHS))
+    slow = np.repeat([max(2, count // 2) for count in sources], len(_STRENGTHS))
     degrees = np.append(blocks - 1, slow).astype(np.int64)
     # A source with fewer blocks cannot be distinguished from a single outlier.
-    fewest = min(max(2, blocks // 6), blocks // 2)
-    steps = np.tril(np.ones((blocks, blocks)))[fewest - 1 : blocks - fewest]
+    min_length = min(max(2, blocks // 6), blocks // 2)
+    steps = np.tril(np.ones((blocks, blocks)))[min_length - 1 : blocks - min_length]
     steps -= steps.mean(axis=1, keepdims=True)
     steps /= np.linalg.norm(steps, axis=1, keepdims=True)
     return _Explanations(cosines[1:], power, degrees, steps)
@@ -296,8 +298,10 @@ def _explanations(blocks: int) -> _Explanations:
 def _explain(
     residuals: FloatArray, num_blocks: float
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Weight, variance of the mean and degrees of freedom of every explanation; None if the text
-    seems to consist of two sources."""
+    """Return the weight, variance of the mean and degrees of freedom of every explanation.
+
+    Returns None if the text seems to consist of two sources.
+    """
     if np.abs(residuals).max() < _ROUNDING:
         return np.ones(1), np.zeros(1), np.ones(1)
     blocks = len(residuals)
@@ -309,32 +313,32 @@ def _explain(
     fit[0] += math.log(len(_STRENGTHS))
     explained = np.outer(_STRENGTHS / (1 + _STRENGTHS), (steps @ residuals) ** 2)
     rest = waves.sum() - explained / (residuals @ residuals)
-    of_steps = -(np.log1p(_STRENGTHS)[:, None] + (blocks - 1) * np.log(rest)) / 2
-    of_steps -= math.log(len(steps))
-    best = max(fit.max(), of_steps.max())
+    step_fit = -(np.log1p(_STRENGTHS)[:, None] + (blocks - 1) * np.log(rest)) / 2
+    step_fit -= math.log(len(steps))
+    best = max(fit.max(), step_fit.max())
     weights = np.exp(fit - best)
-    if np.exp(of_steps - best).sum() > _TWO_SOURCES * weights.sum():
+    if np.exp(step_fit - best).sum() > _TWO_SOURCES * weights.sum():
         return None
     slow = np.arange(1, blocks) <= degrees[:, None]
     variance = power[:, 0] * (scaled * slow).sum(axis=1) / degrees * (residuals @ residuals)
-    # Blocks without words add nothing to the spread.
+    # Blocks without words do not contribute to the variance.
     variance *= (blocks - 1) * num_blocks / (num_blocks - 1)
     return weights / weights.sum(), variance, np.minimum(degrees, num_blocks - 1)
 
 
 def _half_width(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
-    """Half-width of the 95 % interval of a mixture of t distributions."""
+    """Return the half-width of the 95 % interval of a mixture of t distributions."""
     errors = np.maximum(errors, 1e-9 * errors.max())
-    groups = [(int(number), degrees == number) for number in np.unique(degrees)]
-    ends = np.concatenate([quantile(number) * errors[own] for number, own in groups])
+    groups = [(int(dof), degrees == dof) for dof in np.unique(degrees)]
+    ends = np.concatenate([quantile(dof) * errors[members] for dof, members in groups])
     low, high = ends.min(), ends.max()
     for _ in range(2):
         reaches = np.linspace(low, high, 30)
         outside = np.zeros(len(reaches))
-        for number, own in groups:
-            outside += two_sided_p(reaches[:, None] / errors[own], number) @ weights[own]
-        place = int(np.clip(np.count_nonzero(outside > 0.05), 1, len(reaches) - 1))
-        low, high = reaches[place - 1 : place + 1]
+        for dof, members in groups:
+            outside += two_sided_p(reaches[:, None] / errors[members], dof) @ weights[members]
+        index = int(np.clip(np.count_nonzero(outside > 0.05), 1, len(reaches) - 1))
+        low, high = reaches[index - 1 : index + 1]
     return float(np.interp(-0.05, np.negative(outside), reaches))
 
 
@@ -349,7 +353,7 @@ class Sample:
         nll: Mapping[str, FloatArray],
         reference: str,
     ) -> None:
-        """`nll` has [seeds, words] for every model; bins are compared to those of `reference`."""
+        """`nll` has [seeds, words] for every model. Bins are compared to those of `reference`."""
         self._ids, self._counts = word_ids, vocabulary.counts
         self._nll, self._reference = nll, reference
         starts = np.asarray(line_starts, dtype=np.int64)
@@ -358,32 +362,34 @@ class Sample:
         self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
-        """The mean loss of every model on the chosen words."""
-        places = self.blocks.of_word[chosen]
-        number = len(self.blocks)
-        counts = np.bincount(places, minlength=number).astype(np.float64)
+        """Return the mean loss of every model on the chosen words."""
+        indices = self.blocks.index_of_word[chosen]
+        num_blocks = len(self.blocks)
+        counts = np.bincount(indices, minlength=num_blocks).astype(np.float64)
         return {
             label: mean_of(
-                np.array([np.bincount(places, own[chosen], number) for own in losses], np.float64),
+                np.array(
+                    [np.bincount(indices, nll[chosen], num_blocks) for nll in by_seed], np.float64
+                ),
                 counts,
             )
-            for label, losses in self._nll.items()
+            for label, by_seed in self._nll.items()
         }
 
     def with_intervals(
         self, bins: Sequence[FrequencyBin], groups: IntArray
     ) -> tuple[FrequencyBin, ...]:
-        """The bins with intervals; `groups` has the word that decides the bin of each word."""
+        """Add intervals to bins. `groups` has the word that decides the bin of each word."""
         indices = bin_indices(groups, self._counts)
         found = []
         for b in bins:
-            own = self.estimates(indices == BIN_NAMES.index(b.name))
-            against = {
-                label: estimate - own[self._reference]
-                for label, estimate in own.items()
+            estimates = self.estimates(indices == BIN_NAMES.index(b.name))
+            differences = {
+                label: estimate - estimates[self._reference]
+                for label, estimate in estimates.items()
                 if label != self._reference
             }
-            found.append(replace(b, interval=_ends(own), difference=_ends(against)))
+            found.append(replace(b, interval=_ends(estimates), difference=_ends(differences)))
         return tuple(found)
 
 

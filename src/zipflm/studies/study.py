@@ -1,6 +1,6 @@
 """A study: one row per model, with differences, intervals, frequency bins and word lists.
 
-`build` makes it from `StudyMember`s. Figures and reports read nothing else.
+`build_study` computes it from `StudyMember`s. Figures and reports use only the study.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class SeedMean:
 
     @classmethod
     def of_losses(cls, losses: Sequence[float]) -> SeedMean:
-        """Averages losses, so that the ratio of two perplexities matches the difference in loss."""
+        """Average losses, so that the ratio of two perplexities matches the difference in loss."""
         spread = stdev(map(perplexity, losses)) if len(losses) > 1 else None
         return cls(mean=perplexity(fmean(losses)), deviation=spread)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """All seeds of one model. Numbers are over the seeds that have a result."""
+    """All seeds of one model. Means are over the seeds that have a result."""
 
     label: str
     members: tuple[StudyMember, ...]
@@ -66,7 +66,7 @@ class ModelRow:
 
     @cached_property
     def perplexity(self) -> dict[str, SeedMean]:
-        """By split; empty without a result."""
+        """Mean perplexity by split; empty without a result."""
         return self._seed_means("loss")
 
     @cached_property
@@ -81,7 +81,7 @@ class ModelRow:
         }
 
     def mean(self, name: str) -> float | None:
-        """Mean of a field such as `seconds` over the members that have it."""
+        """Return the mean of a field such as `seconds` over the members that have it."""
         values = [value for m in self.scored if (value := getattr(m, name)) is not None]
         return fmean(values) if values else None
 
@@ -106,7 +106,7 @@ class ModelRow:
 
     @property
     def problem(self) -> str:
-        """Why seeds have no result; names the seeds if their problems differ."""
+        """Why seeds have no result. The seeds are named if their problems differ."""
         reasons = {member.problem for member in self.members}
         if len(reasons) == 1:
             return reasons.pop()
@@ -118,7 +118,7 @@ class ModelRow:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why its time and speed are not comparable."""
+        """Reasons why time and speed are not comparable."""
         return (NOT_COMPILED,) * (self.compiled is False) + (BUSY,) * self.is_busy
 
     @cached_property
@@ -163,7 +163,7 @@ class SplitText:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextScore:
-    """Perplexities of a model with one context size (table 5 of the paper)."""
+    """Perplexities of a model with one context size (Table 5 of the paper)."""
 
     label: str
     train_block: int
@@ -196,7 +196,7 @@ class Tried:
     label: str
     setting: str
     perplexity: float | None
-    """On the whole valid set; None if training failed."""
+    """On the whole validation set; None if training failed."""
     seconds: float | None
     is_chosen: bool
     problem: str = ""
@@ -218,14 +218,14 @@ class Study:
     words: Mapping[str, WordLists]
     vocabulary: Vocabulary
     facts: Mapping[str, str]
-    """The section Protocol of the report: data, settings and machine."""
+    """Entries of the report's Protocol section: data, settings and machine."""
     blocks: TextBlocks
     intervals: Mapping[str, Interval]
-    """Interval of the perplexity on the analysed split, by row."""
+    """Interval of the perplexity on the analyzed split, by row."""
     known_intervals: Mapping[str, Interval]
     """The same without unknown words."""
     differences: tuple[Difference, ...]
-    """All pairs of rows, by the perplexity that `headline` ranks by."""
+    """All pairs of rows, by the perplexity that `headline` returns."""
     rare: tuple[Difference, ...] = ()
     """The same on rare words."""
     after_rare: tuple[Difference, ...] = ()
@@ -239,7 +239,7 @@ class Study:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Labels of rows that lack the result of any seed."""
+        """Labels of rows with at least one failed seed."""
         return tuple(row.label for row in self.rows if row.problem)
 
     @property
@@ -252,8 +252,8 @@ class Study:
         return self.has_unknown and have_several_units(self.rows)
 
     def headline(self, row: ModelRow) -> SeedMean:
-        """The perplexity that ranks the rows: on known words if `is_mixed`, because only word
-        models can predict `<unk>`."""
+        """Return the perplexity that ranks the rows: on known words if `is_mixed`, because only
+        word models can predict `<unk>`."""
         return (row.known_perplexity if self.is_mixed else row.perplexity)[self.split]
 
     @property
@@ -261,7 +261,7 @@ class Study:
         return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
 
     def headline_interval(self, row: ModelRow) -> Interval | None:
-        """None without a result, or if the text is too short."""
+        """Return the interval of `headline`; None without a result, or if the text is too short."""
         return (self.known_intervals if self.is_mixed else self.intervals).get(row.label)
 
     @cached_property
@@ -269,23 +269,23 @@ class Study:
         return tuple(sorted(self.finished, key=lambda row: self.headline(row).mean))
 
     def difference(self, label: str, other: str) -> Difference | None:
-        """Loss of `label` minus that of `other`; None if it cannot be estimated."""
+        """Return the loss of `label` minus that of `other`; None if it cannot be estimated."""
         return find_difference(self.differences, label, other)
 
     def is_better(self, label: str, other: str) -> bool:
-        """Whether the interval of the difference lies below zero."""
+        """Return whether the interval of the difference is below zero."""
         found = self.difference(label, other)
         return found is not None and found.nats.high < 0
 
     @cached_property
     def tied_with_best(self) -> tuple[str, ...]:
-        """The best row and those that are not significantly worse."""
+        """Labels of the best row and of those that are not significantly worse."""
         labels = [row.label for row in self.ranked]
         return tuple(label for label in labels if not self.is_better(labels[0], label))
 
 
 def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
-    """The difference of this pair, in this direction."""
+    """Return `label` minus `other` from differences that list each pair once."""
     for found in differences:
         if (found.label, found.other) == (label, other):
             return found
@@ -298,7 +298,7 @@ def have_several_units(rows: Sequence[ModelRow]) -> bool:
     return len({member.config.batches.unit for row in rows for member in row.scored}) > 1
 
 
-def build(
+def build_study(
     members: Sequence[StudyMember],
     text: SplitText,
     *,
@@ -332,7 +332,7 @@ def build(
             loss_by_bin(word_ids, counts, losses, by=previous), previous
         ),
         words={
-            label: word_lists(word_ids, counts, nll, losses[reference], sample.blocks.of_word)
+            label: word_lists(word_ids, counts, nll, losses[reference], sample.blocks.index_of_word)
             for label, nll in losses.items()
             if label != reference
         },
@@ -363,11 +363,11 @@ def _nll_of(row: ModelRow) -> FloatArray:
 def _trained_with(members: Sequence[StudyMember]) -> dict[str, str]:
     texts = [
         ", ".join(
-            ([one.device] if one.device else [])
-            + [f"{name} {one.packages[name]}" for name in ("torch", "zipflm")]
-            + ([f"commit {one.commit[:12]}"] if one.commit else [])
+            ([version.device] if version.device else [])
+            + [f"{name} {version.packages[name]}" for name in ("torch", "zipflm")]
+            + ([f"commit {version.commit[:12]}"] if version.commit else [])
         )
-        for one in (member.versions.latest for member in members if member.versions)
+        for version in (member.versions.latest for member in members if member.versions)
     ]
     return {"trained with": "; ".join(dict.fromkeys(texts))} if texts else {}
 
@@ -388,6 +388,6 @@ def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
 
 
 def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:
-    """Differences on words whose entry in `groups` is a rare word."""
+    """Return differences on words whose entry in `groups` is a rare word."""
     is_rare = bin_indices(groups, counts) == BIN_NAMES.index(RARE)
     return _differences(sample.estimates(is_rare)) if is_rare.any() else ()

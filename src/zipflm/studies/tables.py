@@ -1,7 +1,7 @@
 """Tables of the report, shared by all output formats.
 
-A `Column` has a value for files and a text for readers. Tables whose rows are not models are a
-`Grid` of texts.
+A `Column` has a value for data files and a text for the report. Tables whose rows are not models
+are a `Grid` of texts.
 """
 
 from __future__ import annotations
@@ -51,51 +51,55 @@ PAPER = "the paper's"
 
 
 def columns(study: Study) -> list[Column]:
-    """Columns of the comparison; those without values are left out."""
+    """Return the columns of the comparison. Columns without values are left out."""
     found = [
-        _words("model", lambda row: row.label),
-        *_perplexities(study),
-        _numbers("all", "parameters", lambda row: row.num_params, millions),
+        _text_column("model", lambda row: row.label),
+        *_perplexity_columns(study),
+        _number_column("all", "parameters", lambda row: row.num_params, millions),
         *(
-            _numbers(part, "parameters", partial(ModelRow.params_of, part=part), millions)
+            _number_column(part, "parameters", partial(ModelRow.params_of, part=part), millions)
             for part in ("input", "decoder", "output")
         ),
-        *_times(study),
-        _mean("tokens/s", "tokens_per_second", "{:,.0f}".format, busy=True),
-        _numbers("memory", "training", lambda row: row.memory, memory),
+        *_time_columns(study),
+        _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format, busy=True),
+        _number_column("memory", "training", lambda row: row.memory, memory),
     ]
     if any(row.mean("streaming_words_per_second") for row in study.rows):
-        speed = _mean("words/s", "streaming_words_per_second", "{:,.0f}".format, group="streaming")
+        speed = _mean_column(
+            "words/s", "streaming_words_per_second", "{:,.0f}".format, group="streaming"
+        )
         found.append(speed)
     if any(row.compiled is not None for row in study.rows):
         names = {None: EMPTY, True: "yes", False: "no"}
-        found.append(_words("compiled", lambda row: names[row.compiled], group="training"))
-    found.append(_words("input", lambda row: row.layers[0]))
-    found.append(_words("output", lambda row: row.layers[1]))
+        found.append(_text_column("compiled", lambda row: names[row.compiled], group="training"))
+    found.append(_text_column("input", lambda row: row.layers[0]))
+    found.append(_text_column("output", lambda row: row.layers[1]))
     return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
 
 
 def seen_columns(study: Study) -> list[Column]:
-    """Training text seen by each model, with operations and times."""
+    """Return the columns for the training text seen by each model, with operations and times."""
 
     def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
-        return _numbers(title, "", lambda row: getattr(row.seen, name) if row.seen else None, text)
+        return _number_column(
+            title, "", lambda row: getattr(row.seen, name) if row.seen else None, text
+        )
 
     return [
-        _words("model", lambda row: row.label),
+        _text_column("model", lambda row: row.label),
         column("updates", "updates", "{:,}".format),
         column("words", "words", "{:,}".format),
         column("passes over the text", "passes", "{:.2f}".format),
         column("operations", "operations", operations),
-        *_times(study),
+        *_time_columns(study),
     ]
 
 
-def _words(title: str, text: Callable[[ModelRow], str], group: str = "") -> Column:
+def _text_column(title: str, text: Callable[[ModelRow], str], group: str = "") -> Column:
     return Column(title, group, text, text, is_number=False)
 
 
-def _numbers(
+def _number_column(
     title: str,
     group: str,
     value: Callable[[ModelRow], float | None],
@@ -103,7 +107,7 @@ def _numbers(
     *,
     busy: bool = False,
 ) -> Column:
-    """A column of numbers; with `busy`, those measured on a busy machine are marked."""
+    """Return a column of numbers. With `busy`, those measured on a busy machine are marked."""
 
     def shown(row: ModelRow) -> str:
         found = value(row)
@@ -113,7 +117,7 @@ def _numbers(
     return Column(title, group, value, shown)
 
 
-def _mean(
+def _mean_column(
     title: str,
     field: str,
     text: Callable[[Any], str],
@@ -121,32 +125,32 @@ def _mean(
     group: str = "training",
     busy: bool = False,
 ) -> Column:
-    return _numbers(title, group, lambda row: row.mean(field), text, busy=busy)
+    return _number_column(title, group, lambda row: row.mean(field), text, busy=busy)
 
 
-def _times(study: Study) -> list[Column]:
-    found = [_mean("time", "seconds", duration, busy=True)]
+def _time_columns(study: Study) -> list[Column]:
+    found = [_mean_column("time", "seconds", duration, busy=True)]
     if any(row.mean("cpu_seconds") for row in study.rows):
-        found.append(_mean("CPU time", "cpu_seconds", duration))
+        found.append(_mean_column("CPU time", "cpu_seconds", duration))
     if any(row.mean("compile_seconds") for row in study.rows):
-        found.append(_mean("compilation", "compile_seconds", duration))
+        found.append(_mean_column("compilation", "compile_seconds", duration))
     return found
 
 
-def _perplexities(study: Study) -> list[Column]:
-    """The ranking perplexity first, with its interval and the difference from the best row."""
-    found = [_perplexity(study.split, known=study.is_mixed)]
+def _perplexity_columns(study: Study) -> list[Column]:
+    """Return the ranking perplexity first, with its interval and the difference from the best."""
+    found = [_perplexity_column(study.split, known=study.is_mixed)]
     if study.differences or study.intervals:
-        found.append(_interval(study))
+        found.append(_interval_column(study))
     if study.differences:
-        found.append(_distance(study))
+        found.append(_distance_column(study))
     if study.has_unknown:
-        found.append(_perplexity(study.split, known=not study.is_mixed))
+        found.append(_perplexity_column(study.split, known=not study.is_mixed))
     others = dict.fromkeys(split for row in study.rows for split in row.perplexity)
-    return found + [_perplexity(split) for split in others if split != study.split]
+    return found + [_perplexity_column(split) for split in others if split != study.split]
 
 
-def _perplexity(split: str, *, known: bool = False) -> Column:
+def _perplexity_column(split: str, *, known: bool = False) -> Column:
     def found(row: ModelRow) -> SeedMean | None:
         return (row.known_perplexity if known else row.perplexity).get(split)
 
@@ -158,7 +162,7 @@ def _perplexity(split: str, *, known: bool = False) -> Column:
     return Column(title, "perplexity", value, lambda row: spread(found(row)), ranks=True)
 
 
-def _interval(study: Study) -> Column:
+def _interval_column(study: Study) -> Column:
     def shown(row: ModelRow, form: Callable[[float], str], empty: str | None) -> Any:
         found = study.headline_interval(row)
         return f"{form(found.low)} to {form(found.high)}" if found else empty
@@ -171,8 +175,8 @@ def _interval(study: Study) -> Column:
     )
 
 
-def _distance(study: Study) -> Column:
-    best, level = study.ranked[0].label, study.tied_with_best
+def _distance_column(study: Study) -> Column:
+    best, tied = study.ranked[0].label, study.tied_with_best
 
     def value(row: ModelRow) -> Value:
         found = study.difference(row.label, best)
@@ -186,7 +190,7 @@ def _distance(study: Study) -> Column:
             return "no interval" if row.perplexity else EMPTY
         ratio = found.nats.as_perplexity
         change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
-        mark = ", not significant" if row.label in level else ""
+        mark = ", not significant" if row.label in tied else ""
         return f"{change:+.1f} % ({low:.1f} to {high:.1f}){mark}"
 
     return Column("to the best", "perplexity", value, text)
@@ -194,7 +198,7 @@ def _distance(study: Study) -> Column:
 
 def _paper_columns(study: Study) -> list[Column]:
     def column(title: str, value: Callable[[PaperModel], float | None], text: str) -> Column:
-        return _numbers(
+        return _number_column(
             title, PAPER, lambda row: value(row.paper) if row.paper else None, text.format
         )
 
@@ -207,12 +211,12 @@ def _paper_columns(study: Study) -> list[Column]:
 
 
 def column_groups(shown: Sequence[Column]) -> list[tuple[str, int]]:
-    """Group titles above the columns, with the number of columns of each."""
-    return [(name, len(list(of))) for name, of in groupby(column.group for column in shown)]
+    """Return the group titles above the columns, with the number of columns in each."""
+    return [(name, len(list(group))) for name, group in groupby(column.group for column in shown)]
 
 
 def is_best(column: Column, row: ModelRow, study: Study) -> bool:
-    """Whether to mark a value as the best of its column; not while models are missing."""
+    """Return whether a value is the best of its column. Always False while models are missing."""
     if not column.ranks or study.missing:
         return False
     values = [value for other in study.finished if (value := column.value(other)) is not None]
@@ -225,10 +229,10 @@ class Grid(NamedTuple):
 
 
 def comparison(study: Study) -> Grid:
-    """The comparison, with a column for problems where there are any."""
+    """Return the comparison, with a column for problems if there are any."""
     shown = columns(study)
     if study.missing:
-        shown.append(_words("problem", lambda row: row.problem))
+        shown.append(_text_column("problem", lambda row: row.problem))
     return Grid([c.name for c in shown], [[c.text(row) for c in shown] for row in study.rows])
 
 
@@ -239,7 +243,7 @@ def seen(study: Study) -> Grid:
 
 
 def pairs(study: Study) -> Grid:
-    """The difference between every pair of models, in bold if significant."""
+    """Return the difference between every pair of models, in bold if significant."""
     labels = [row.label for row in study.ranked]
 
     def cell(label: str, other: str) -> str:
@@ -253,7 +257,7 @@ def pairs(study: Study) -> Grid:
 
 
 def bins(study: Study, chosen: Sequence[FrequencyBin]) -> Grid:
-    """Word counts and losses of every frequency bin."""
+    """Return the word counts and losses of every frequency bin."""
     labels = [row.label for row in study.finished]
     names = ["frequency", "distinct words", "in training", f"in {study.split}", *labels]
     rows = [
@@ -279,7 +283,7 @@ def bin_loss(b: FrequencyBin, label: str) -> str:
 
 
 def contexts(study: Study) -> Grid:
-    """Perplexity by context size, with the results of the paper."""
+    """Return perplexities by context size, with the results of the paper."""
     splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
     names = ["model", "train block", "block", "context", *splits]
     rows = [
@@ -296,7 +300,7 @@ def contexts(study: Study) -> Grid:
 
 
 def tuning(study: Study) -> Grid:
-    """Every setting that was tried, and the total time."""
+    """Return every setting that was tried, and the total time."""
     rows = [
         [
             tried.label,
@@ -313,17 +317,17 @@ def tuning(study: Study) -> Grid:
 
 
 def paper_claims(study: Study) -> Grid:
-    """Counts of each verdict; pairs that do not agree are named."""
+    """Count each verdict. Pairs that do not agree with the paper are named."""
 
     def named(claim: Claim, verdict: Verdict) -> str:
-        found = claim.having(verdict)
+        found = claim.with_verdict(verdict)
         return f"{len(found)}: {', '.join(f.models for f in found)}" if found else "0"
 
     rows = [
         [
             claim.name,
             str(len(claim.findings)),
-            str(len(claim.having("agrees"))),
+            str(len(claim.with_verdict("agrees"))),
             named(claim, "disagrees"),
             named(claim, "not significant"),
         ]
@@ -333,7 +337,7 @@ def paper_claims(study: Study) -> Grid:
 
 
 def paper_pairs(study: Study) -> Grid:
-    """Every pair of models by every measure, in the paper and in this study."""
+    """Compare every pair of models by every measure, in the paper and in this study."""
     return Grid(
         ["measure", "models", "the paper", "this study", "verdict"],
         [[f.measure, f.models, f.paper, f.ours, f.verdict] for f in paper_findings(study)],
@@ -341,7 +345,7 @@ def paper_pairs(study: Study) -> Grid:
 
 
 def protocol(study: Study) -> Grid:
-    """Scoring protocol: one row per model, seed and split."""
+    """Return the scoring protocol: one row per model, seed and split."""
     found = [
         {"model": row.label, "seed": member.seed, "split": split}
         | {"checkpoint": member.checkpoint or EMPTY}
@@ -358,7 +362,7 @@ def protocol(study: Study) -> Grid:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Format a number; a dash if it is missing."""
+    """Format a number, or a dash if it is missing."""
     if value is None or math.isnan(value):
         return EMPTY
     if math.isinf(value):
@@ -368,7 +372,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def spread(summary: SeedMean | None) -> str:
-    """A mean, with the standard deviation if there are several seeds."""
+    """Format a mean, with the standard deviation if there are several seeds."""
     if summary is None or summary.deviation is None:
         return number(summary.mean if summary else None)
     return f"{number(summary.mean)} \u00b1 {number(summary.deviation)}"
@@ -383,7 +387,7 @@ def operations(count: float) -> str:
 
 
 def millions(count: int) -> str:
-    """Format a parameter count; large ones with the digits of the paper."""
+    """Format a parameter count. Large ones have as many digits as in the paper."""
     if count >= 1_000_000:
         return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f}M"
     return f"{count / 1e3:.0f}K" if count >= 10_000 else f"{count:,}"

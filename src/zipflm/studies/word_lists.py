@@ -1,7 +1,7 @@
-"""Words on which a model is significantly better or worse than another one.
+"""Finds words on which a model is significantly better or worse than another.
 
 The mean difference of every word that occurs often enough is tested with Student's t over blocks of
-the text, and the false discovery rate is limited with the procedure of Benjamini and Hochberg.
+the text. The Benjamini-Hochberg procedure limits the false discovery rate.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class WordDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class WordLists:
-    """Words that a model wins and loses, largest difference first."""
+    """Words on which a model is better (wins) and worse (losses), largest difference first."""
 
     wins: tuple[WordDifference, ...]
     losses: tuple[WordDifference, ...]
     tested: int
     """Number of tested words."""
     found: int
-    """Number of significant differences; the lists have the largest of them."""
+    """Number of significant differences. The lists contain the largest ones."""
 
 
 def word_lists(
@@ -59,9 +59,9 @@ def word_lists(
     *,
     size: int = 10,
 ) -> WordLists:
-    """The `size` words with the largest significant gains and losses, without special tokens.
+    """Return the `size` words with the largest significant gains and losses.
 
-    Ties go to the more frequent word, then to the lower id, so that lists are reproducible.
+    Special tokens are left out. Ties are broken by frequency, then by id.
     """
     tokens = np.bincount(word_ids, minlength=len(train_counts))
     ours = np.bincount(word_ids, weights=nll, minlength=len(train_counts))
@@ -91,7 +91,9 @@ def word_lists(
 
 
 def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray:
-    """Which tests are significant at this false discovery rate (Benjamini and Hochberg, 1995).
+    """Return a mask of the tests that are significant at this false discovery rate.
+
+    The procedure is that of Benjamini and Hochberg (1995).
 
     >>> discoveries(np.array([0.001, 0.8, 0.02, 0.045])).tolist()
     [True, False, True, False]
@@ -105,10 +107,10 @@ def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray
 def _p_values(
     word_ids: IntArray, differences: FloatArray, block_of_word: IntArray, num_types: int
 ) -> FloatArray:
-    """p-value of every word of the vocabulary; NaN if it occurs too rarely."""
+    """Return the p-value of every word of the vocabulary; NaN if it is too rare."""
     num_blocks = int(block_of_word.max(initial=0)) + 1
-    place = word_ids.astype(np.int64) * num_blocks + block_of_word
-    pairs, inverse = np.unique(place, return_inverse=True)
+    cell = word_ids.astype(np.int64) * num_blocks + block_of_word
+    pairs, inverse = np.unique(cell, return_inverse=True)
     words = pairs // num_blocks
     counts = np.bincount(inverse).astype(np.float64)
     sums = np.bincount(inverse, weights=differences).astype(np.float64)
@@ -127,7 +129,7 @@ def _p_values(
     p = np.full(num_types, np.nan)
     is_tested = (total >= MIN_TOKENS) & (blocks >= MIN_BLOCKS)
     t[is_tested & (error == 0)] = 0.0  # the same loss everywhere
-    for number in np.unique(blocks[is_tested]):
-        chosen = is_tested & (blocks == number)
-        p[chosen] = two_sided_p(t[chosen], int(number) - 1)
+    for count in np.unique(blocks[is_tested]):
+        chosen = is_tested & (blocks == count)
+        p[chosen] = two_sided_p(t[chosen], int(count) - 1)
     return p

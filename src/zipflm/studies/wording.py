@@ -12,40 +12,40 @@ from zipflm.config import Nesterov, TransformerDecoder
 from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
 from zipflm.studies.findings import claims, paper_dataset, summary
-from zipflm.studies.statistics import FEW
+from zipflm.studies.statistics import FEW_BLOCKS
 from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import bin_loss, duration, millions, number
 from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS
 
 PAIRS_CAPTION = (
-    "Change in perplexity from the model of the column to that of the row, on the same text, with "
-    "its 95 % interval; bold if the interval excludes zero."
+    "Difference in perplexity of the row's model from the column's model, on the same text, with "
+    "95 % intervals; bold if the interval excludes zero."
 )
 SEEN_CAPTION = (
     "Words are running words of the training text, also for sub-word models. Operations are "
-    "additions and multiplications, from the cost model of the config."
+    "additions and multiplications, estimated from the config."
 )
 TUNING_CAPTION = (
-    "Every model was trained once with each setting. The setting with the lowest valid perplexity "
-    "was chosen."
+    "Every model was trained once with each setting. The setting with the lowest perplexity "
+    "on the validation set was chosen."
 )
 CONTEXT_CAPTION = (
-    "The first tokens of every block are context and not scored, so every scored token has at "
-    "least this many tokens before it."
+    "The first tokens of every block are only context and are not scored, so that every scored "
+    "token has at least this many tokens before it."
 )
-_ONE_SEED = "intervals cover the choice of the text, but not of the seed."
-_DECODER = (
-    "positions",
-    "qk_norm",
-    "activation",
-    "norm",
-    "final_norm",
-    "bias",
-    "input_residual",
-    "value_residual",
-    "attention_gate",
-)
-"""Fields of a decoder that the lead mentions if they differ from the paper."""
+_ONE_SEED = "intervals cover the variation between texts, but not between seeds."
+_DECODER_CHANGES = {
+    "positions": "rotary positions",
+    "qk_norm": "normalized queries and keys",
+    "activation": "squared ReLU",
+    "norm": "RMS norm",
+    "final_norm": "a final norm",
+    "bias": "no biases",
+    "input_residual": "input residuals",
+    "value_residual": "value residuals",
+    "attention_gate": "gated attention",
+}
+"""Descriptions of decoder fields that differ from the paper. Each has only one other value."""
 
 
 def headline(study: Study) -> str:
@@ -95,7 +95,7 @@ def _number(study: Study, row: ModelRow) -> str:
 
 
 def lead(study: Study) -> str:
-    """Models, seeds, text and settings of the study in a few sentences."""
+    """Describe the models, seeds, text and settings of the study in a few sentences."""
     total, seeds = len(study.rows), sorted({len(row.members) for row in study.rows})
     tokens = sum(b.tokens for b in study.word_bins)
     parts = [
@@ -107,8 +107,8 @@ def lead(study: Study) -> str:
     text = ", ".join(parts) + "."
     if "held equal" in study.facts:
         text += f" Equal for all models: {study.facts['held equal']}."
-    if unlike := _differences_from_paper(study):
-        text += f" Different from the paper: {join(unlike)}."
+    if changes := _differences_from_paper(study):
+        text += f" Different from the paper: {join(changes)}."
     passes = [row.seen.passes for row in study.finished if row.seen]
     if passes:
         low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"
@@ -119,22 +119,26 @@ def lead(study: Study) -> str:
 
 
 def _differences_from_paper(study: Study) -> list[str]:
-    """Decoder settings and optimizers that differ from the paper: `positions=rotary`, `Muon`."""
+    """Describe decoder settings and optimizers that differ from the paper."""
     configs = [member.config for row in study.rows for member in row.members]
-    theirs = preset("wikitext-103").decoder
+    paper_decoder = preset("wikitext-103").decoder
     found = [
-        f"{name}={getattr(config.decoder, name)}"
-        for name in _DECODER
+        description
+        for name, description in _DECODER_CHANGES.items()
         for config in configs
         if isinstance(config.decoder, TransformerDecoder)
-        and getattr(config.decoder, name) != getattr(theirs, name)
+        and getattr(config.decoder, name) != getattr(paper_decoder, name)
     ]
-    found += [type(c.training.optimizer).__name__ for c in configs]
-    return [name for name in dict.fromkeys(found) if name != Nesterov.__name__]
+    found += [
+        f"training with {type(optimizer).__name__}"
+        for optimizer in (config.training.optimizer for config in configs)
+        if not isinstance(optimizer, Nesterov)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def tiles(study: Study) -> list[tuple[str, str, str]]:
-    """Key figures: a number, its model and a description."""
+    """Return key figures: a number, its model and a description."""
     if study.missing:
         state, _, number_done = unfinished(study).partition(": ")
         return [(number_done, state, f"missing: {join(study.missing)}")]
@@ -149,19 +153,21 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
     times = {row.label: t for row in study.finished if (t := row.mean("seconds")) is not None}
     if times and not any(row.doubts for row in study.finished):
         fast = min(times, key=lambda label: times[label])
-        what = "shortest training time, without compilation"
-        found.append((duration(times[fast]), fast, what))
+        description = "shortest training time, without compilation"
+        found.append((duration(times[fast]), fast, description))
     if rare := rarest(study.word_bins):
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
-        what = f"lowest loss on words seen {rare.name.replace('-', ' to ')} times in training"
-        found.append((f"{loss:.2f}", label, what))
+        description = (
+            f"lowest loss on words seen {rare.name.replace('-', ' to ')} times in training"
+        )
+        found.append((f"{loss:.2f}", label, description))
     return found
 
 
 def findings(study: Study) -> list[str]:
-    """Sentences below the comparison table."""
+    """Return the sentences below the comparison table."""
     found = [
-        f"{row.label} lacks the result of some seeds: {row.problem}."
+        f"{row.label} has no result for some seeds: {row.problem}."
         for row in study.finished
         if row.problem
     ]
@@ -174,18 +180,18 @@ def findings(study: Study) -> list[str]:
 
 
 def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
-    """The bin of the rarest words; None if all words are frequent."""
+    """Return the bin of the rarest words; None if all words are frequent."""
     return next((b for b in bins if b.name in (RARE, "11-100") and b.tokens), None)
 
 
-def _extremes(where: str, bins: Sequence[FrequencyBin]) -> list[str]:
+def _extremes(prefix: str, bins: Sequence[FrequencyBin]) -> list[str]:
     b = rarest(bins)
     if b is None:
         return []
     ranked = sorted((loss, label) for label, loss in b.loss.items() if loss is not None)
     best, worst = ranked[0][1], ranked[-1][1]
     return [
-        f"{where} seen {b.name.replace('-', ' to ')} times in training, {best} has the lowest "
+        f"{prefix} seen {b.name.replace('-', ' to ')} times in training, {best} has the lowest "
         f"loss, {bin_loss(b, best)} nats, and {worst} the highest, {bin_loss(b, worst)}."
     ]
 
@@ -194,40 +200,43 @@ def _chance(study: Study) -> str:
     pairs = len(study.differences)
     if not pairs:
         return "The text is too short for intervals."
-    text = "Every interval has a level of 95 % on its own."
+    text = "Each interval has a confidence level of 95 % by itself."
     if pairs > 1:
-        number_false = max(1, round(pairs / 20))
-        text += f" If no models differed, about {number_false} of {pairs} pairs would seem to."
+        num_false = max(1, round(pairs / 20))
+        text += (
+            f" If the models did not differ, about {num_false} of {pairs} pairs would still look "
+            "significant."
+        )
     if missing := math.comb(len(study.finished), 2) - pairs:
         text += (
             f" {missing} of {pairs + missing} pairs have no interval, because their difference "
             "changes from one part of the text to another."
         )
-    if len(study.blocks) < FEW:
-        text += f" With only {len(study.blocks)} blocks of text, they are wide and imprecise."
+    if len(study.blocks) < FEW_BLOCKS:
+        text += f" With only {len(study.blocks)} blocks of text, intervals are wide and imprecise."
     seeds = min(len(row.scored) for row in study.finished)
     if seeds > 1:
-        return f"{text} Intervals cover the choice of the text and of the {seeds} seeds."
+        return f"{text} Intervals cover the variation between texts and between the {seeds} seeds."
     return (
-        f"{text} Intervals cover the choice of the text only; another seed could change the order "
-        "of models with similar results."
+        f"{text} Intervals cover only the variation between texts; another seed could change the "
+        "order of models with similar results."
     )
 
 
 def caption(study: Study) -> str:
     text = (
-        "Perplexity is exp of the mean loss per word, also for sub-word models; lower is better. "
+        "Perplexity is exp(mean loss per word), also for sub-word models; lower is better. "
         "Parameters shared by input and output count once, with the input."
     )
     if study.differences:
         text += (
-            " The column 'to the best' is the difference from the best model on the same text, "
+            " The column 'to the best' shows the difference from the best model on the same text, "
             "with its 95 % interval; it is not significant if the interval includes zero."
         )
     if study.has_unknown:
         text += (
-            " Unknown words are a single symbol for word models, but sub-word models have to spell "
-            "them; the column 'known words' leaves them out."
+            " Unknown words are a single symbol for word models, but sub-word models predict their "
+            "pieces; the column 'known words' leaves them out."
         )
     if any(row.is_busy for row in study.rows):
         text += (
@@ -236,7 +245,7 @@ def caption(study: Study) -> str:
         )
     if any(row.paper for row in study.rows):
         text += (
-            f" The columns 'the paper's' are its published results on {DATASETS[study.dataset]}; "
+            f" The columns 'the paper's' show its published results on {DATASETS[study.dataset]}; "
             "compare perplexities only on the same text."
         )
     return text
@@ -262,8 +271,8 @@ def paper_caption(study: Study) -> str:
     text = (
         f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
         f"the change in {study.headline_name}, or in loss in nats, with 95 % intervals. Every "
-        "pair of models is compared; the better one in the paper comes first. Rare words are seen "
-        f"{RARE.replace('-', ' to ')} times in training. In short: {summary(claims(study))}."
+        "pair of models is compared; the better one in the paper comes first. Rare words occur "
+        f"{RARE.replace('-', ' to ')} times in training. Summary: {summary(claims(study))}."
     )
     if not all(pair.has_all_seeds for pair in study.differences):
         text += f" With one seed, {_ONE_SEED}"

@@ -39,7 +39,7 @@ async function request(path, body = null, signal = null) {
     return null;
   });
   if (response.ok && data) return data;
-  const message = data?.error?.message ?? `The server answered with status ${response.status}.`;
+  const message = data?.error?.message ?? `The server responded with status ${response.status}.`;
   const after = Number(response.headers.get("Retry-After"));
   throw new RequestError(response.status, message, TEMPORARY.has(response.status) ? (after > 0 ? after : 1) : null);
 }
@@ -54,15 +54,15 @@ async function score(model, text, signal) {
 const lookups = new Map();
 const MAX_LOOKUPS = 300;
 
-/* { rank, alternatives, sources } of one word. The following text does not matter to the model and is not sent. */
-async function look(model, text, word, signal) {
-  /* Send the line break too, because the server ignores a trailing empty line. */
+/* Look up { rank, alternatives, sources } of one word. The text after it does not affect them and is not sent. */
+async function fetchDetails(model, text, word, signal) {
+  /* Include the line break, because the server ignores a trailing empty line. */
   const rest = word.isEnd ? 1 : text.slice(word.end).search(/\s|$/);
   const upTo = text.slice(0, word.end + rest);
-  const key = JSON.stringify([model, upTo, word.place]);
+  const key = JSON.stringify([model, upTo, word.index]);
   if (lookups.has(key)) return lookups.get(key);
-  const data = await request("score", { model, text: sendable(upTo), top: 10, ranks: true, sources: true, at: [word.place] }, signal);
-  const { rank, alternatives, sources } = data.texts[0].words[word.place];
+  const data = await request("score", { model, text: sendable(upTo), top: 10, ranks: true, sources: true, at: [word.index] }, signal);
+  const { rank, alternatives, sources } = data.texts[0].words[word.index];
   if (lookups.size >= MAX_LOOKUPS) lookups.delete(lookups.keys().next().value);
   lookups.set(key, { rank, alternatives, sources });
   return { rank, alternatives, sources };

@@ -1,5 +1,5 @@
 /* The text field: a plain <textarea> for editing, above a mirror element that has the same text in the
-   same font and shows the colours. */
+   same font and shows the colors. */
 
 const field = document.getElementById("text");
 const mirror = document.getElementById("mirror");
@@ -15,9 +15,9 @@ const editor = {
     const old = this.pieces;
     const same = (a, b) => a.text === b.text && a.kind === b.kind;
     let head = 0, tail = 0;
-    const most = Math.min(old.length, wanted.length);
-    while (head < most && same(old[head], wanted[head])) head++;
-    while (tail < most - head && same(old[old.length - 1 - tail], wanted[wanted.length - 1 - tail])) tail++;
+    const shortest = Math.min(old.length, wanted.length);
+    while (head < shortest && same(old[head], wanted[head])) head++;
+    while (tail < shortest - head && same(old[old.length - 1 - tail], wanted[wanted.length - 1 - tail])) tail++;
     for (const piece of old.slice(head, old.length - tail)) piece.node.remove();
     const fresh = document.createDocumentFragment();
     wanted.forEach((piece, i) => {
@@ -87,15 +87,15 @@ function makeNode({ kind, text }) {
 
 /* The first tap on a word selects it without opening the keyboard, the second one edits it. */
 function onTap(tapped) {
-  let began = null;
+  let start = null;
   field.addEventListener("touchstart", (event) => {
     const touch = event.touches[0];
-    began = event.touches.length === 1 ? { x: touch.clientX, y: touch.clientY, time: event.timeStamp } : null;
+    start = event.touches.length === 1 ? { x: touch.clientX, y: touch.clientY, time: event.timeStamp } : null;
   }, { passive: true });
   field.addEventListener("touchend", (event) => {
     const touch = event.changedTouches[0];
-    if (!began || document.activeElement === field || event.timeStamp - began.time > 400) return;
-    if (Math.hypot(touch.clientX - began.x, touch.clientY - began.y) > 10) return;
+    if (!start || document.activeElement === field || event.timeStamp - start.time > 400) return;
+    if (Math.hypot(touch.clientX - start.x, touch.clientY - start.y) > 10) return;
     const row = editor.under(touch.clientX, touch.clientY);
     if (row >= 0 && tapped(row)) event.preventDefault();
   });

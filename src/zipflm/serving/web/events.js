@@ -1,6 +1,6 @@
 /* Input events: typing, tapping, pointing, keys. */
 
-const LONG_TEXT = 1200; /* words; longer texts are coloured after a pause in typing */
+const LONG_TEXT = 1200; /* words; longer texts are colored after a pause in typing */
 
 let isComposing = false, pinned = -1;
 

@@ -26,7 +26,7 @@ function showModels() {
   const known = chosenModels().every((model) => model.perplexity);
   const facts = [[...sizes].join(" and ")];
   if (!isComparing() && view.first.bands.length > 1) facts.push(`${view.first.bands.length} bands`);
-  if (known) facts.push(`perplexity ${chosenModels().map((model) => perplexity(model.perplexity)).join(" and ")} on the valid set`);
+  if (known) facts.push(`perplexity ${chosenModels().map((model) => perplexity(model.perplexity)).join(" and ")} on the validation set`);
   byId("about").textContent = facts.join(", ");
   showLegend();
 }
@@ -34,7 +34,7 @@ function showModels() {
 function chooseModels(first, second) {
   view.first = first;
   view.second = second === first ? null : second;
-  view.colours = "difference";
+  view.colors = "difference";
   view.alternativesOf = 0;
   view.answers = [];
   view.rows = view.rows.map((row) => ({ ...row, other: null, difference: null }));

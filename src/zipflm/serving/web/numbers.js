@@ -1,4 +1,4 @@
-/* Number formats and colour scales. */
+/* Number formats and color scales. */
 
 const grouped = new Intl.NumberFormat("en-US");
 const count = (n) => grouped.format(n);
@@ -44,7 +44,7 @@ function perplexity(x) {
 const STEP_BITS = 2;
 const STEPS = 9;
 
-/* One of nine colours: one per two bits, the last for everything above. */
+/* One of nine colors: one per two bits, the last for everything above. */
 const surpriseStep = (bits) => Math.min(STEPS - 1, Math.floor(Math.max(0, bits) / STEP_BITS));
 
 const DIFFERENCE_STEPS = [0.25, 1, 2, 4];

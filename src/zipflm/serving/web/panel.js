@@ -11,7 +11,7 @@ function showWord(sides, before) {
   const line = before.slice(before.lastIndexOf("\n") + 1).trimEnd();
   const context = line.length > 46 ? `\u2026${line.slice(-46).replace(/^\S*\s/, " ")}` : line;
   byId("panel-context").replaceChildren(
-    line ? element("span", {}, context) : element("i", {}, before.trim() ? "at the beginning of a line" : "at the beginning"),
+    line ? element("span", {}, context) : element("i", {}, before.trim() ? "at the start of a line" : "at the start"),
     " ", element("span", { class: "blank", "aria-hidden": "true" }),
   );
   panel.dataset.filled = "true";
@@ -71,7 +71,7 @@ function factsOf({ model, word }, detail) {
 
 /* All bands from frequent to rare, with that of the word filled in. */
 function bandOf(model, word) {
-  if (model.bands.length < 2) return element("small", {}, "a single band");
+  if (model.bands.length < 2) return element("small", {}, "only one band");
   const blocks = model.bands.map((_, i) => element("i", { class: i === word.band ? "on" : null }));
   const { first, last } = model.bands[word.band] ?? {};
   const words = first === undefined ? "" : `words ${count(first)} to ${count(last)} by frequency`;

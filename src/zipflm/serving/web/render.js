@@ -9,11 +9,11 @@ function showText() {
   editor.mark("pointed", view.pointed);
   strip.bars = view.rows.map((row) => {
     const value = valueOf(row);
-    return { value, label: shownWord(row), name: colourClass(value) };
+    return { value, label: shownWord(row), name: colorClass(value) };
   });
-  strip.isDifference = isComparing() && view.colours === "difference";
+  strip.isDifference = isComparing() && view.colors === "difference";
   const means = view.answers.map((answer) => answer.surprisal / answer.words.length);
-  strip.mean = !means.length || strip.isDifference ? null : means[isComparing() ? view.colours : 0];
+  strip.mean = !means.length || strip.isDifference ? null : means[isComparing() ? view.colors : 0];
   showStrip();
 }
 
@@ -31,7 +31,7 @@ function showStrip() {
 }
 
 function showLegend() {
-  const isDifference = isComparing() && view.colours === "difference";
+  const isDifference = isComparing() && view.colors === "difference";
   const swatch = (name, label) => element("span", { class: "step" }, element("i", { class: name }), element("small", {}, label));
   const legend = byId("legend");
   legend.classList.toggle("two", isDifference);
@@ -49,9 +49,9 @@ function showLegend() {
   if (!isComparing()) return;
   const choices = [["difference", "Difference"], [0, view.first.label], [1, view.second.label]];
   views.replaceChildren(...choices.map(([which, name]) => element("button", {
-    type: "button", "aria-pressed": String(view.colours === which),
+    type: "button", "aria-pressed": String(view.colors === which),
     onclick: () => {
-      view.colours = which;
+      view.colors = which;
       showLegend();
       showText();
       [...views.children].find((button) => button.textContent === name).focus();

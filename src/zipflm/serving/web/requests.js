@@ -51,7 +51,7 @@ function handleError(error) {
   fitLetters();
   if (error.status === 401) return requestKey(retry);
   if (!(error instanceof RequestError)) {
-    showNotice(`Cannot read the response of the server: ${error.message}`);
+    showNotice(`Cannot read the server's response: ${error.message}`);
     return;
   }
   if (!error.wait) {

@@ -53,7 +53,7 @@ async function lookUp(sides) {
   const mine = (lookup = new AbortController());
   const text = view.text;
   try {
-    const details = await Promise.all(sides.map(({ model, word }) => word && look(model.id, text, word, mine.signal)));
+    const details = await Promise.all(sides.map(({ model, word }) => word && fetchDetails(model.id, text, word, mine.signal)));
     if (mine.signal.aborted) return;
     showFacts(sides, details);
     showSources(sides, details);

@@ -6,7 +6,7 @@ const view = {
   models: [],
   first: null,
   second: null,
-  colours: "difference" /* or 0 or 1 for a single model */,
+  colors: "difference" /* or 0 or 1 for a single model */,
   answers: [] /* one response per model, for the same text */,
   rows: [] /* words of the first model with { other, difference }, adjusted to edits */,
   text: "" /* the text of the rows */,
@@ -23,24 +23,24 @@ const isFresh = () => view.answers.length > 0 && view.answers[0].text === field.
 
 const valueOf = (row) => {
   if (!isComparing()) return row.bits;
-  if (view.colours === "difference") return row.difference;
-  return view.colours === 0 ? row.bits : row.other?.bits ?? null;
+  if (view.colors === "difference") return row.difference;
+  return view.colors === 0 ? row.bits : row.other?.bits ?? null;
 };
 
-function colourClass(value) {
+function colorClass(value) {
   if (value === null) return "none";
-  if (!isComparing() || view.colours !== "difference") return `s${surpriseStep(value)}`;
+  if (!isComparing() || view.colors !== "difference") return `s${surpriseStep(value)}`;
   const step = differenceStep(value);
   return step === 0 ? "even" : step > 0 ? `a${step}` : `b${-step}`;
 }
 
 function lookOf(row) {
   const value = valueOf(row);
-  const isDifference = isComparing() && view.colours === "difference";
+  const isDifference = isComparing() && view.colors === "difference";
   /* As short as possible, to fit below short words. */
   const number = value === null ? "" : isDifference ? signed(value, 1).replace(/^(\D)0/, "$1") : String(Math.round(value));
   const isUnknown = row.isUnknown || (isDifference && row.other?.isUnknown);
-  return { name: colourClass(value) + (isUnknown ? " unknown" : ""), number };
+  return { name: colorClass(value) + (isUnknown ? " unknown" : ""), number };
 }
 
 function describe(row) {

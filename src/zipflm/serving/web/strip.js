@@ -7,7 +7,7 @@ const TOP = 10;
 const MAX_SLOT = 84; /* pixels per word */
 
 const strip = {
-  bars: [] /* { value, label, name }; name is a CSS class that sets the colour */,
+  bars: [] /* { value, label, name }; name is a CSS class that sets the color */,
   isDifference: false,
   mean: null,
   chosen: -1,
@@ -40,7 +40,7 @@ const strip = {
       pen.fillStyle = soft;
       pen.fillText(this.isDifference ? signed(tick, 0) : String(tick), this.left - 6, y(tick) + 0.5);
     }
-    const colours = colourOf();
+    const colors = colorOf();
     const thick = Math.max(1, Math.min(26, this.slot * 0.62));
     const zero = y(Math.max(low, 0));
     this.bars.forEach((bar, i) => {
@@ -52,7 +52,7 @@ const strip = {
       }
       if (bar.value !== null) {
         const top = y(bar.value);
-        pen.fillStyle = colours(bar.name);
+        pen.fillStyle = colors(bar.name);
         pen.fillRect(middle - thick / 2, Math.min(top, zero - 1), thick, Math.max(2, Math.abs(zero - top)));
         if (isMarked) {
           pen.fillStyle = ink;
@@ -113,12 +113,12 @@ const strip = {
   },
 };
 
-/* Colours of CSS classes in the current theme, cached for one drawing. */
+/* Colors of CSS classes in the current theme, cached for one drawing. */
 const probe = document.createElement("i");
 probe.hidden = true;
 stripBox.append(probe);
 
-function colourOf() {
+function colorOf() {
   const known = new Map();
   return (name) => {
     if (!known.has(name)) {

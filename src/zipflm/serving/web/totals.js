@@ -3,7 +3,7 @@
 function showTotals(sides) {
   const holder = byId("totals");
   const { answer } = sides[0];
-  const places = answer.words.length;
+  const total = answer.words.length;
   const ends = answer.words.filter((word) => word.isEnd).length;
   const unknown = sides.map(({ answer }) => answer.words.filter((word) => word.isUnknown).length);
   const perWord = sides.map(({ answer }) => answer.surprisal / answer.words.length);
@@ -19,9 +19,9 @@ function showTotals(sides) {
   holder.replaceChildren(
     tile("perplexity", "Perplexity", values.map(perplexity), meaning),
     tile("bits", "Bits per word", perWord.map((bits) => fixed(bits, 2)), "Mean surprisal. Each additional bit halves the probability."),
-    tile("words", "Words", [count(places - ends)], `plus ${plural(ends, "line end")}, predicted like words and included in all means.`),
+    tile("words", "Words", [count(total - ends)], `plus ${plural(ends, "line end")}, predicted like words and included in all means.`),
     tile("unknown", "Unknown", same ? [count(unknown[0])] : unknown.map(count),
-      unknown.some((n) => n > 0) ? "Not in the vocabulary and scored as a single symbol. Dotted in the text." : `All words are in the vocabulary of ${sizes[0]} entries.`),
+      unknown.some((n) => n > 0) ? "Not in the vocabulary and scored as a single symbol; underlined with dots in the text." : `All words are in the vocabulary of ${sizes[0]} entries.`),
   );
 }
 
@@ -49,8 +49,8 @@ function showComparison(rows, names, choose) {
     ? [element("b", {}, `${first} and ${second} are equally surprised`), " by this text."]
     : [element("b", {}, `${winner} is ${fixed(Math.abs(mean), 2)} bits per word less surprised`), ` than ${loser}.`];
   const even = both.length - ofFirst - ofSecond;
-  const tally = `${first} is ahead on ${count(ofFirst)} of ${plural(both.length, "place")}, ${second} on ${count(ofSecond)}${even ? `; on ${count(even)} they are within ${DIFFERENCE_STEPS[0]} bits` : ""}.`;
-  const note = left ? ` Without ${plural(left, "word")} unknown to one of them or split differently.` : "";
+  const tally = `${first} is ahead on ${count(ofFirst)} of ${plural(both.length, "position")}, ${second} on ${count(ofSecond)}${even ? `; on ${count(even)} they are within ${DIFFERENCE_STEPS[0]} bits` : ""}.`;
+  const note = left ? ` This excludes ${plural(left, "word")} unknown to one of them or split differently.` : "";
   holder.replaceChildren(
     element("h2", {}, "Where they differ"),
     element("p", { class: "verdict" }, sentence, ` ${tally}${note}`),

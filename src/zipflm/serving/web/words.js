@@ -1,5 +1,5 @@
-/* Words of a text. A word is { word, bits, logprob, band, count, isUnknown, isEnd, start, end, place }
-   with offsets into the JavaScript string; `place` is its index on the server. */
+/* Words of a text. A word is { word, bits, logprob, band, count, isUnknown, isEnd, start, end, index }
+   with offsets into the JavaScript string; `index` is its index on the server. */
 
 /* Offsets of code points, which the server counts, in UTF-16 units; null if they are the same. */
 function unitOffsets(text) {
@@ -34,7 +34,7 @@ function wordsOf(text, records) {
   const ends = lineEnds(text);
   const typedEnd = /[^\S\n]*<\/s>/iy; /* a </s> in the text has no span either */
   let line = 0, start = 0, end = 0;
-  return records.map((record, place) => {
+  return records.map((record, index) => {
     typedEnd.lastIndex = end;
     const isTyped = !record.span && typedEnd.test(text);
     const isEnd = !record.span && !isTyped;
@@ -43,7 +43,7 @@ function wordsOf(text, records) {
     else [start, end] = offsets ? record.span.map((at) => offsets[at]) : record.span;
     return {
       word: record.word, bits: record.surprisal, logprob: record.logprob, band: record.band, count: record.count,
-      isUnknown: record.is_unknown, isEnd, start, end, place,
+      isUnknown: record.is_unknown, isEnd, start, end, index,
     };
   });
 }
@@ -51,10 +51,10 @@ function wordsOf(text, records) {
 /* The words that an edit did not change, at their new offsets. */
 function keepWords(words, before, after) {
   if (before === after) return words;
-  const most = Math.min(before.length, after.length);
+  const shortest = Math.min(before.length, after.length);
   let head = 0, tail = 0;
-  while (head < most && before[head] === after[head]) head++;
-  while (tail < most - head && before[before.length - 1 - tail] === after[after.length - 1 - tail]) tail++;
+  while (head < shortest && before[head] === after[head]) head++;
+  while (tail < shortest - head && before[before.length - 1 - tail] === after[after.length - 1 - tail]) tail++;
   const shift = after.length - before.length;
   const isSpace = (text, at) => at < 0 || at >= text.length || /\s/.test(text[at]);
   const kept = [];
@@ -85,8 +85,8 @@ function wordAt(words, offset) {
    -1 if it splits the text differently. */
 function partners(first, second) {
   const key = (word) => (word.isEnd ? `end ${word.start}` : `${word.start} ${word.end}`);
-  const places = new Map(second.map((word, i) => [key(word), i]));
-  return first.map((word) => places.get(key(word)) ?? -1);
+  const indices = new Map(second.map((word, i) => [key(word), i]));
+  return first.map((word) => indices.get(key(word)) ?? -1);
 }
 
 const CLOSING = /^[.,;:!?%)\]}\u2026\u201d\u2019\u00bb]+$/;
