@@ -163,7 +163,7 @@ def generate(
     import json
 
     from zipflm.language.decoding import SamplingOptions
-    from zipflm.language.generation import Writer
+    from zipflm.language.generation import TextGenerator
     from zipflm.language.model import load
 
     sampling = SamplingOptions(
@@ -184,19 +184,19 @@ def generate(
         context=context,
         memory=memory or (),
     )
-    writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
-    if writer.unknown_in_prompt:
-        unknown = " ".join(writer.unknown_in_prompt)
+    generator = TextGenerator(lm.engine, lm.reader, prompt, sampling, num)
+    if generator.unknown_in_prompt:
+        unknown = " ".join(generator.unknown_in_prompt)
         print_error(f"warning: not in the vocabulary, read as <unk>: {unknown}")
     if as_json:
-        for text in writer.all():
+        for text in generator.all():
             typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
     elif num > 1:
-        for text in writer.all():
+        for text in generator.all():
             echo(text.text.rstrip("\n"))
     else:
-        _stream(prompt, (word.text for word in writer.words()))
-    if writer.has_slid:
+        _stream(prompt, (word.text for word in generator.words()))
+    if generator.has_slid:
         blocks = lm.engine.blocks
         print_error(
             f"warning: the text is longer than the block of {blocks.block} tokens; later words saw "

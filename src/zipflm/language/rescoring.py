@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, PAD
 from zipflm.evaluation.progress import progress_label, report_progress
-from zipflm.language.engine import Engine, diverged
+from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.files import Writable, destination
 from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, format_score
 from zipflm.language.text import Ids
@@ -133,7 +133,7 @@ class PrefixSharingScorer:
             nll_N[at] = nll_U[owners_N] + _sums(model, hidden_NWD, targets_NW)
         log_probs: NDArray[np.float64] = -nll_N.cpu().numpy()
         if not np.isfinite(log_probs).all():
-            raise diverged()
+            raise non_finite_error()
         return log_probs
 
 

@@ -20,7 +20,7 @@ from zipflm.evaluation.progress import report_progress
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
 from zipflm.language.files import decode_line
 from zipflm.language.model import TrainedModel
-from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
+from zipflm.language.next_words import LikelyWord, most_likely_words_at, require_k
 from zipflm.language.score_table import RowFormat, header_line, rounded, row_line
 from zipflm.language.text import EncodedText, WordFacts, nll_per_word, scored_words
 from zipflm.units import NATS, perplexity
@@ -169,7 +169,7 @@ class _File:
         lm, text, skip = self._lm, document.text, len(self._prefix)
         if self._searches:
             ids, places = np.concatenate([self._prefix, text.ids]), skip + text.starts
-            return most_likely_instead(lm.engine, lm.reader, ids, places, self._options.top, skip)
+            return most_likely_words_at(lm.engine, lm.reader, ids, places, self._options.top, skip)
         words = lm.vocabulary.words
         return [[LikelyWord(words[i], value) for i, value in likely] for likely in document.top]
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from zipflm.evaluation.documents import Document, DocumentScores
-from zipflm.language.decoding import Delta, GrowingText, TextDecoder
+from zipflm.language.decoding import Delta, TextDecoder, TextInProgress
 from zipflm.language.engine import Engine
-from zipflm.language.next_words import LikelyWord, most_likely_instead
+from zipflm.language.next_words import LikelyWord, most_likely_words_at
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
 from zipflm.serving.queue import Generated, Job, Limits, Scored
@@ -44,7 +44,7 @@ class _ScoreTask:
 @dataclass(eq=False)
 class _GenerateTask:
     model: ServedModel
-    row: GrowingText
+    row: TextInProgress
     is_streamed: bool
     job: Job[Generated]
     place: int
@@ -53,14 +53,14 @@ class _GenerateTask:
 class BatchRoom:
     """Tracks how many rows fit into a batch, padded to the longest one."""
 
-    def __init__(self, engine: Engine, rows: Iterable[GrowingText]) -> None:
+    def __init__(self, engine: Engine, rows: Iterable[TextInProgress]) -> None:
         self._engine = engine
-        rooms = [row.room(engine) for row in rows]
+        rooms = [row.cache_positions(engine) for row in rows]
         self._number, self._longest = len(rooms), max(rooms, default=0)
 
-    def take(self, row: GrowingText) -> bool:
+    def take(self, row: TextInProgress) -> bool:
         """Add a row if it fits. The first one always does."""
-        number, longest = self._number + 1, max(self._longest, row.room(self._engine))
+        number, longest = self._number + 1, max(self._longest, row.cache_positions(self._engine))
         if number > 1 and number * longest > self._engine.batch_tokens:
             return False
         self._number, self._longest = number, longest
@@ -90,7 +90,7 @@ class Worker:
         # Used only by the model thread.
         self._searches: deque[_ScoreTask] = deque()
         self._decoders = {model.name: self._new_decoder(model) for model in models}
-        self._generating: dict[GrowingText, _GenerateTask] = {}
+        self._generating: dict[TextInProgress, _GenerateTask] = {}
         self._outbox: list[tuple[Job[Any], Any]] = []
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -132,7 +132,7 @@ class Worker:
         return job
 
     def generate(
-        self, model: ServedModel, rows: Sequence[GrowingText], *, is_streamed: bool = False
+        self, model: ServedModel, rows: Sequence[TextInProgress], *, is_streamed: bool = False
     ) -> Job[Generated]:
         """Queue texts to generate; with `is_streamed`, every step is an event."""
         job: Job[Generated] = self._new_job()
@@ -291,7 +291,7 @@ class Worker:
             return
         document, number = text.document, len(text.searched)
         try:
-            text.searched += most_likely_instead(
+            text.searched += most_likely_words_at(
                 self._engines[text.model.name],
                 text.model.lm.reader,
                 document.ids,
@@ -344,9 +344,9 @@ class Worker:
             self._loop.call_soon_threadsafe(_put_all, events)
 
 
-def _delta(row: GrowingText) -> Delta:
+def _delta(row: TextInProgress) -> Delta:
     """New tokens, without the final line end."""
-    delta = row.take()
+    delta = row.release()
     if delta.finish_reason == "lines":
         delta.text, delta.finish_reason = delta.text.removesuffix("\n"), "stop"
     return delta
