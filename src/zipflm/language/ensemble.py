@@ -252,8 +252,8 @@ class _Sums:
         notes = _differences(files)
         if self._disputed:
             notes.append(
-                f"{self._disputed:,} words are unknown to only some of the models; the perplexities "
-                "are not comparable, because <unk> has the total probability of all unknown words"
+                f"{self._disputed:,} words are unknown to only some models; the perplexities are "
+                "not comparable, because <unk> has the total probability of all unknown words"
             )
         *nats, average = (self._sums / self._words).tolist()
         columns = zip(files, mixture.tolist(), nats, self._unknown.tolist(), strict=True)
