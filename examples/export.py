@@ -7,8 +7,8 @@ Then, with only torch installed:
     scorer = torch.export.load("scorer.pt2").module()
     nll = scorer(words, targets)  # ids, int64 [rows, words] -> -log p(target) in nats
 
-The program accepts any number of rows and words. It keeps all logits of a batch in memory, so use
-moderate batch sizes.
+The program accepts any number of rows and words. It holds all logits of a batch in memory, so keep
+batches small.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scorer(nn.Module):
 
 
 def export_scorer(model: zipflm.LanguageModel) -> ExportedProgram:
-    """words [B, T], targets [B, T] -> -log p(target | words up to here) [B, T]."""
+    """Export a program: words [B, T], targets [B, T] -> -log p(target | words so far) [B, T]."""
     words_BT = torch.zeros(2, 3, dtype=torch.int64)
     shape = {0: Dim("rows", min=1), 1: Dim("words", min=1)}
     with torch.no_grad():

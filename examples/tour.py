@@ -10,17 +10,17 @@ import zipflm
 
 
 def best_sentence(lm: zipflm.TrainedModel, lattice: list[dict[str, float]], beam: int = 4) -> str:
-    """Beam search with shallow fusion: add log p of each word to the scores of a recogniser."""
+    """Beam search with shallow fusion: add log p of each word to the scores of a recognizer."""
     beams = [(0.0, "", lm.start())]
     for scores in lattice:
-        pairs = [(each, word) for each in beams for word in scores]
+        pairs = [(hypothesis, word) for hypothesis in beams for word in scores]
         advanced = lm.advance_many([state for (_, _, state), _ in pairs], [w for _, w in pairs])
         beams = [
             (total + scores[word] + logprob, f"{text} {word}".strip(), state)
             for ((total, text, _), word), (logprob, state) in zip(pairs, advanced, strict=True)
         ]
-        beams = sorted(beams, key=lambda each: each[0], reverse=True)[:beam]
-    return max(beams, key=lambda each: each[0] + lm.advance(each[2], "\n")[0])[1]
+        beams = sorted(beams, key=lambda entry: entry[0], reverse=True)[:beam]
+    return max(beams, key=lambda entry: entry[0] + lm.advance(entry[2], "\n")[0])[1]
 
 
 def main(train: str, valid: str, out: str) -> None:
@@ -30,8 +30,8 @@ def main(train: str, valid: str, out: str) -> None:
     lm = zipflm.load(run)
     print(*(f"{word.word} {word.logprob:.2f}" for word in lm.score("the cat sat on it").words))
     pairs = zip("the cat sat on the mat".split(), "a mat rat in a cat".split(), strict=True)
-    heard = [{word: -0.7, sound: -0.6} for word, sound in pairs]
-    print("heard:", best_sentence(lm, heard))
+    lattice = [{word: -0.7, sound: -0.6} for word, sound in pairs]
+    print("recognized:", best_sentence(lm, lattice))
     for text in lm.generate("the dog", max_new_tokens=20, num_return_sequences=2, seed=1):
         print("generated:", text.text.rstrip())
 

@@ -167,7 +167,7 @@ def test_example_uses_only_public_names(tmp_path, capsys, monkeypatch):
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     printed = capsys.readouterr().out
     assert "perplexity " in printed
-    assert "heard: the cat sat on the mat\n" in printed
+    assert "recognized: the cat sat on the mat\n" in printed
     assert printed.count("generated: the dog") == 2
     source = EXAMPLE.read_text()
     assert set(re.findall(r"zipflm\.(\w+)", source)) <= set(zipflm.__all__)

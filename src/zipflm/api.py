@@ -1,4 +1,5 @@
-"""The Python API of the commands: `zipflm.prepare`, `train`, `evaluate`, `compare` and `report`.
+"""Python functions for the commands: `zipflm.prepare`, `train`, `evaluate`, `compare`, `report`,
+`build_memory` and `tune_memory`.
 
     data = zipflm.prepare("train.txt", valid="valid.txt", out="data/words")
     run = zipflm.train("tiny/ADP-T", {"training.max_updates": 500}, data=data, out="runs/first")
@@ -55,7 +56,7 @@ def prepare(
     engine: str = "processes",
     scheduler: str | None = None,
     cache: Source | None = None,
-    report: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+    report: Callable[[str, int, int | None], None] | None = None,
 ) -> DataFolder:
     """Create a data folder from text, a named corpus, or sequences of integers.
 
@@ -63,8 +64,8 @@ def prepare(
     rule for splitting raw text: whitespace, words or wikitext. `vocabulary` can be a vocabulary
     file, or a run, checkpoint or data folder, whose splitting into words and sub-words is then
     used as well. With more than one process (None: one per core), call this under
-    `if __name__ == "__main__":`. `report` is called with the current task, the number of bytes
-    just read, and the total if known.
+    `if __name__ == "__main__":`. `report` is a progress callback. It is called with the current
+    task, the number of bytes just read, and the total if known.
     """
     from zipflm.data.prepare import Options, prepare_corpus
     from zipflm.data.prepare import prepare as make
@@ -74,8 +75,8 @@ def prepare(
     if ids and training:
         raise ValueError(f"{training[0]}: cannot be combined with ids; use either text or ids")
     if vocabulary is not None and Path(vocabulary).is_dir():
-        vocabulary, own_codes = _vocabulary_files(Path(vocabulary))
-        bpe_codes = own_codes if bpe_codes is None else bpe_codes
+        vocabulary, codes_in_folder = _vocabulary_files(Path(vocabulary))
+        bpe_codes = codes_in_folder if bpe_codes is None else bpe_codes
     options = Options(
         min_count=min_count,
         max_size=max_size,
@@ -93,16 +94,17 @@ def prepare(
         "valid": _sources(valid),
         "test": _sources(test),
     }
-    how: dict[str, Any] = {
+    reading: dict[str, Any] = {
         "processes": default_processes() if processes is None else processes,
         "scheduler": _scheduler(engine, scheduler),
-        "report": report,
     }
+    if report is not None:
+        reading["report"] = report
     if corpus is None:
-        return make(out, splits, options, **how)
+        return make(out, splits, options, **reading)
     if any(splits.values()):
         raise ValueError(f"corpus={corpus}: cannot be combined with other texts; leave them out")
-    return prepare_corpus(out, corpus, options, cache=cache, **how)
+    return prepare_corpus(out, corpus, options, cache=cache, **reading)
 
 
 def splitting_of(
@@ -111,25 +113,25 @@ def splitting_of(
     vocabulary: Source | None = None,
     bpe_codes: Source | None = None,
 ) -> Splitting:
-    """The given rule, or the one stored next to a vocabulary file."""
+    """Return the given rule, or the rule stored next to a vocabulary file."""
     from zipflm.config import PLAIN, Rule, Splitting
     from zipflm.data.folder import CODES_FILE, FACTS_FILE, SPLITTING_FILE, read_facts
     from zipflm.settings import read_record
 
     if words is not None and words not in get_args(Rule):
         raise ValueError(f"words={words}: choose from {', '.join(get_args(Rule))}")
-    kept, folder = PLAIN, Path(vocabulary or "").parent
+    stored, folder = PLAIN, Path(vocabulary or "").parent
     if vocabulary is not None and (folder / FACTS_FILE).is_file():
         facts = read_facts(folder)
-        kept = facts.splitting
+        stored = facts.splitting
         if facts.bpe is not None and bpe_codes is None:
             raise ValueError(
-                f"vocabulary={fspath(vocabulary)}: contains sub-words; add --bpe-codes "
+                f"vocabulary={fspath(vocabulary)}: contains sub-words; also pass its BPE codes, "
                 f"{folder / CODES_FILE}"
             )
     elif vocabulary is not None and (folder / SPLITTING_FILE).is_file():
-        kept = read_record(Splitting, folder / SPLITTING_FILE)
-    return Splitting(words or kept.rule, lowercase or kept.lowercase)  # type: ignore[arg-type]
+        stored = read_record(Splitting, folder / SPLITTING_FILE)
+    return Splitting(words or stored.rule, lowercase or stored.lowercase)  # type: ignore[arg-type]
 
 
 def train(
@@ -151,22 +153,23 @@ def train(
     """Train a model and return its run, for `load` and `evaluate`.
 
     Pass `from_run` instead of a preset to start from the config and weights of another run or
-    checkpoint, with a new optimizer and schedule. `data` must be prepared with its vocabulary.
+    checkpoint, with a new optimizer and schedule. In that case, `data` must be prepared with the
+    vocabulary of that run.
 
-    Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt; `resume=True` continues.
+    Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt. Use `resume=True` to continue.
     """
     from zipflm.runs.folder import RunFolder
     from zipflm.training import distributed
     from zipflm.training.trainer import train as run
 
-    place, changes = RunFolder(Path(out)), assignments(overrides)
-    continues = (resume or resume_if_any) and place.holds_a_run
+    run_folder, changes = RunFolder(Path(out)), assignments(overrides)
+    continues = (resume or resume_if_any) and run_folder.holds_a_run
 
     def read() -> tuple[DataFolder, Config, Checkpoint | None]:
-        if resume and not resume_if_any and not place.holds_a_run:
+        if resume and not resume_if_any and not run_folder.holds_a_run:
             raise ValueError(
-                f"--resume: no run in {place.path}; check --out, leave out --resume to start a new "
-                "run, or use --resume-if-any"
+                f"resume=True: no run in {run_folder.path}; check the path, or leave it out to "
+                "start a new run"
             )
         folder = _open(data)
         config, initial = _plan(
@@ -177,7 +180,7 @@ def train(
             from_run,
             checkpoint,
             on_cpu=process.device.type == "cpu",
-            held=place.config() if continues else None,
+            held=run_folder.config() if continues else None,
         )
         return folder, config, initial
 
@@ -186,7 +189,7 @@ def train(
         is_finished = run(
             config,
             folder,
-            place.path,
+            run_folder.path,
             resume=resume or resume_if_any,
             keep=keep,
             device=device,
@@ -195,7 +198,7 @@ def train(
         )
     if not is_finished:
         raise KeyboardInterrupt
-    return place
+    return run_folder
 
 
 def _plan(
@@ -209,7 +212,7 @@ def _plan(
     on_cpu: bool,
     held: Config | None,
 ) -> tuple[Config, Checkpoint | None]:
-    """The config of the run, and the checkpoint with its initial weights, if any."""
+    """Return the config of the run, and the checkpoint with its initial weights, if any."""
     from dataclasses import replace
 
     from zipflm.presets.recipes import resolve
@@ -218,11 +221,9 @@ def _plan(
 
     if from_run is None:
         if preset is None:
-            raise ValueError(
-                "preset: missing; name one, e.g. tiny/ADP-T, or a run to start from (--from)"
-            )
+            raise ValueError("preset: missing; name one, e.g. tiny/ADP-T, or a run to start from")
         if checkpoint is not None:
-            raise ValueError(f"checkpoint={checkpoint}: needs a run to start from (--from)")
+            raise ValueError(f"checkpoint={checkpoint}: only for from_run; leave it out")
         size = len(data.vocabulary)
         return resolve(preset, recipe, overrides, size, on_cpu=on_cpu, held=held), None
     if preset is not None or recipe != "paper":
@@ -306,12 +307,13 @@ def compare(
     device: str | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> FinishedStudy:
-    """Train factorizations (all eight by default) on the same text and report where each one wins;
-    or one of them with several `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`).
+    """Train several factorizations on the same text and report where each one wins.
 
-    `grid` lists settings with values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model
-    uses the best on the valid set. With `memory` (`cache:2000`), every model is also scored with
-    that memory. The result has the study, the path of the report and the failures.
+    The default is all eight factorizations. With `decoders` (`transformer`, `gcnn`, `lstm`,
+    `qrnn`), one factorization is trained with each of these decoders instead. `grid` lists settings
+    with values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values with the
+    lowest loss on the validation set. With `memory` (`cache:2000`), every model is also scored with
+    that memory. The result contains the study, the path of the report and the failures.
     """
     from zipflm.studies.compare import compare as run
     from zipflm.studies.plan import Request
@@ -351,7 +353,8 @@ def report(
 ) -> FinishedStudy:
     """Write a report with losses by word frequency, figures and word lists.
 
-    For a study folder, redraw its report from the saved scores.
+    `runs` are run folders or checkpoints, or a study folder, whose report is written again from the
+    saved scores.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.studies.analyse import analyse, is_study, redraw
@@ -377,7 +380,7 @@ def report(
 
 
 def assignments(overrides: Overrides) -> list[str]:
-    """Convert overrides to `key=value`, reading `@file` arguments.
+    """Convert overrides to a list of `key=value`. `@file` is replaced with the lines of the file.
 
     >>> assignments({"training.max_updates": 100, "input.cutoffs": [2000, 8000]})
     ['training.max_updates=100', 'input.cutoffs=2000,8000']
@@ -432,7 +435,7 @@ def _choice(checkpoint: Choice | str | None) -> Choice | None:
 
 
 def _vocabulary_files(folder: Path) -> tuple[Path, Path | None]:
-    """Vocabulary and BPE codes of a data folder, run or checkpoint."""
+    """Return the vocabulary and the BPE codes, if any, of a data folder, run or checkpoint."""
     from zipflm.data.folder import CODES_FILE, FACTS_FILE, VOCABULARY_FILE
 
     if not (folder / FACTS_FILE).is_file():
@@ -464,12 +467,12 @@ def build_memory(
     context: int | None = None,
     checkpoint: Choice | str | None = None,
     device: str | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] | None = None,
 ) -> StoreFacts:
-    """Store every word of a split with the model's hidden state before it, for `memory=`.
+    """Build a store for `memory=`: every token of a split, with the hidden state that predicts it.
 
-    `index` builds an index for search on a CPU, which needs faiss; by default for stores of 2
-    million keys or more. `say` is called with progress messages.
+    `index` builds an index for search on a CPU, which needs faiss. By default, stores of 2 million
+    keys or more get an index. `say` is called with progress messages.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.building import build
@@ -484,7 +487,7 @@ def build_memory(
         dtype=dtype,  # type: ignore[arg-type]  # checked there
         index=index,
         options=ScoringOptions(block=block, context=context, device=device),
-        say=say,
+        say=say or (lambda text: None),
     )
 
 
@@ -501,7 +504,7 @@ def tune_memory(
 ) -> TuningResult:
     """Tune weight, temperature and window of memories, and save them.
 
-    Values for a cache are saved in the run folder, those for a store in the store.
+    The values for a cache are saved in the run folder, the values for a store in the store.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.tuning import tune

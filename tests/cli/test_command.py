@@ -88,7 +88,7 @@ OPTIONAL = {
         ("score run --per=line --per word", "--per: given twice"),
         ("generate run --allow-unknown --forbid-unknown", "--allow-unknown: given twice"),
         ("score run --json --format surprisal", "--json: cannot be combined with --format surpris"),
-        ("compare --data d --preset tiny --out o --decoders=", "--decoders: the value is empty"),
+        ("compare --data d --preset tiny --out o --decoders=", "--decoders: empty"),
     ],
 )
 def test_usage_errors_are_one_line(arguments, message):
@@ -133,7 +133,7 @@ def test_unknown_setting_suggests_the_closest(word_data, tmp_path):
 def test_resume_needs_a_run(word_data, tmp_path):
     out = tmp_path / "run"
     arguments = ["train", "tiny/ADP-T", "--data", str(word_data.path), "--out", str(out)]
-    with pytest.raises(ValueError, match="--resume: no run in .*--resume-if-any"):
+    with pytest.raises(ValueError, match="--resume: no run in .*; check the path"):
         CliRunner().invoke(zipflm.cli.app, [*arguments, "--resume"], catch_exceptions=False)
     assert not out.exists()
     arguments += ["--resume-if-any", "training.max_updates=1", "--device", "cpu"]

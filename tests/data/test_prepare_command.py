@@ -60,7 +60,7 @@ def test_bpe_vocabulary_needs_codes(tmp_path):
     assert zipflm("prepare", text, "--bpe", "20", "--out", tmp_path / "d").returncode == 0
     taken = ("--vocabulary", tmp_path / "d" / "vocabulary.txt", "--out", tmp_path / "again")
     done = zipflm("prepare", text, *taken)
-    assert done.returncode == 2 and "--bpe-codes" in done.stderr
+    assert done.returncode == 2 and "bpe.codes" in done.stderr
     done = zipflm("prepare", text, *taken, "--bpe-codes", tmp_path / "d" / "bpe.codes")
     assert done.returncode == 0, done.stderr
 

@@ -117,7 +117,7 @@ def test_output_header_marks_mixed_settings(write, tmp_path):
 def test_notes_words_unknown_to_some_models(write):
     found = ensemble([write("a", A, unknown=("cat",)), write("b", B, unknown=("cat", "dog"))])
     assert found.unknown == 2 and [m.unknown for m in found.members] == [1, 2]
-    assert found.notes[0].startswith("1 words are unknown to some")
+    assert found.notes[0].startswith("1 words are unknown to only some")
 
 
 def test_em_minimises_perplexity(write):
@@ -150,9 +150,9 @@ def test_weight_0_ignores_a_model():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1], "--weights 1: 1 weights for 2 files"),
-        ([1, -1], "--weights 1,-1: must be 0 or more"),
-        ([0, 0], "--weights 0,0: must be 0 or more, and not all 0"),
+        ([1], "weights=1: 1 weights for 2 files"),
+        ([1, -1], "weights=1,-1: must be 0 or more"),
+        ([0, 0], "weights=0,0: must be 0 or more, and not all 0"),
     ],
 )
 def test_rejects_bad_weights(write, weights, message):

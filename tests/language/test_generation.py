@@ -12,20 +12,20 @@ from zipflm.config import Splitting
 from zipflm.data.vocabulary import END
 from zipflm.language import decoding
 from zipflm.language.decoding import SamplingOptions
-from zipflm.language.generation import Writer
+from zipflm.language.generation import TextGenerator
 
 PROMPT = "ba de"
 
 
 def test_log_probabilities_match_scoring_of_tokens(lm, monkeypatch):
     drawn = {}
-    add = decoding.GrowingText.add
+    add = decoding.TextInProgress.add
 
     def record(row, token, logprob, top):
         drawn.setdefault(row, []).append(token)
         add(row, token, logprob, top)
 
-    monkeypatch.setattr(decoding.GrowingText, "add", record)
+    monkeypatch.setattr(decoding.TextInProgress, "add", record)
     texts = lm.generate(PROMPT, max_words=6, seed=3, num=4, temperature=0.9, top_p=0.9)
     # Score the drawn tokens: reading the text can split words into other pieces.
     before = lm.reader.text(PROMPT, ends=False).ids
@@ -154,15 +154,15 @@ def test_joins_prose_without_double_spaces(tmp_path):
 
 
 def test_reports_unknown_words_in_the_prompt(adp):
-    writer = Writer(adp.engine, adp.reader, "ba qqqq zzzz", SamplingOptions(seed=1), 1)
-    assert writer.unknown_in_prompt == ["qqqq", "zzzz"]
-    assert writer.all()[0].text.startswith("ba qqqq zzzz")
+    generator = TextGenerator(adp.engine, adp.reader, "ba qqqq zzzz", SamplingOptions(seed=1), 1)
+    assert generator.unknown_in_prompt == ["qqqq", "zzzz"]
+    assert generator.all()[0].text.startswith("ba qqqq zzzz")
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"temperature": -1.0}, "temperature=-1.0: must be 0"),
+        ({"temperature": -1.0}, "temperature=-1.0: must be finite and at least 0"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_k": -1}, "top_k=-1"),
         ({"top_p": 0.0}, "top_p=0.0"),

@@ -184,5 +184,5 @@ def test_scores_no_utterances():
 def test_rejects_nan():
     model = new_model()
     next(model.parameters()).data.fill_(float("nan"))
-    with pytest.raises(ValueError, match="training diverged"):
+    with pytest.raises(ValueError, match="are NaN or infinite"):
         PrefixSharingScorer(Engine(model), ids_of).log_probs_of(UTTERANCES[:1])

@@ -213,7 +213,9 @@ def test_rejects_weights_that_are_not_finite(word_data, value):
     run = loaded(word_data).run
     with torch.no_grad():
         run.model.output.clusters[0, 0] = value
-    with pytest.raises(ValueError, match=r"update-00000001: output\.clusters .* training diverged"):
+    with pytest.raises(
+        ValueError, match=r"update-00000001: output\.clusters contains NaN or infinity"
+    ):
         TrainedModel(run)
 
 
@@ -250,7 +252,7 @@ def test_rejects_nan_everywhere(word_data, bpe_data, label):
         lambda: lm.generate("ba", temperature=0.5, top_p=0.9, top_k=7),
         lambda: lm.log_probs(["ba"]),
     ):
-        with pytest.raises(ValueError, match="training diverged"):
+        with pytest.raises(ValueError, match="an earlier checkpoint"):
             ask()
 
 

@@ -46,7 +46,7 @@ def test_total_replaces_its_parts():
     assert found == {"LM0": 0, "total": 1, "lm": 0.5, "words": 0}
     found = complete_weights({"LM0": 0.5, "total": 0}, ["LM0", "total"], "lm")
     assert found == {"LM0": 0.5, "total": 0, "lm": 1, "words": 0}
-    with pytest.raises(ValueError, match="can already include LM0; also give total a"):
+    with pytest.raises(ValueError, match="may already include LM0; also set total=0"):
         complete_weights({"LM0": 0.5}, ["LM0", "total"], "lm")
 
 

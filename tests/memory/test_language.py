@@ -14,9 +14,9 @@ from zipflm.data.bpe import join
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.language.decoding import SamplingOptions
 from zipflm.language.engine import scored_lines
-from zipflm.language.generation import Writer
+from zipflm.language.generation import TextGenerator
 from zipflm.language.incremental import advance
-from zipflm.language.next_words import most_likely_instead
+from zipflm.language.next_words import most_likely_words_at
 from zipflm.language.rescoring import PrefixSharingScorer
 from zipflm.memory.building import build
 from zipflm.runs.load import load_run
@@ -83,8 +83,11 @@ def test_generated_words_have_the_scores_of_score(models, block):
     path, memory, _ = models
     lm = zipflm.load(path, device="cpu", memory=memory, block=block)
     prompt, options = TEXT.splitlines()[0], SamplingOptions(max_words=20, lines=3, seed=4)
-    writer, before = Writer(lm.engine, lm.reader, prompt, options, 3), lm.reader.prefix(prompt)
-    for text, row in zip(writer.all(), writer._rows, strict=True):
+    generator, before = (
+        TextGenerator(lm.engine, lm.reader, prompt, options, 3),
+        lm.reader.prefix(prompt),
+    )
+    for text, row in zip(generator.all(), generator._rows, strict=True):
         # As ids, because a generated word can have other pieces than the encoded one.
         ((logprob, _),) = advance(lm.engine, [lm.start(prompt)], [row.ids])
         assert text.logprob == pytest.approx(logprob, rel=1e-4)
@@ -183,7 +186,7 @@ def test_alternatives_agree_with_scores_of_words_in_pieces(tmp_path):
     begins = np.append(0, ends[:-1])
     whole = begins // 8 == (ends - 1) // 8  # within one block
     begins, ends = begins[whole], ends[whole]
-    found = most_likely_instead(lm.engine, lm.reader, text, begins, 60)
+    found = most_likely_words_at(lm.engine, lm.reader, text, begins, 60)
     logprobs = {}
     for begin, end, likely in zip(begins, ends, found, strict=True):
         word = join([lm.reader.vocabulary.words[id] for id in text[begin:end]])

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.language.decoding import GrowingText, SamplingOptions, Spelling
+from zipflm.language.decoding import Detokenizer, SamplingOptions, TextInProgress
 
 SOME = "ba be noro boro bu"
 
@@ -11,11 +11,13 @@ SOME = "ba be noro boro bu"
 def written(model, tokens, **options):
     options = {"max_words": None, "max_tokens": 100, "lines": 0} | options
     reader = model.reader
-    text = GrowingText(reader, reader.prefix("ba"), Spelling(reader), SamplingOptions(**options))
+    text = TextInProgress(
+        reader, reader.prefix("ba"), Detokenizer(reader), SamplingOptions(**options)
+    )
     deltas = []
     for token in tokens:
         text.add(token, -1.0, [])
-        deltas.append(text.take())
+        deltas.append(text.release())
         if text.finish_reason:
             break
     return text, deltas

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zipflm.language.decoding import GrowingText, SamplingOptions, Spelling, TextDecoder
+from zipflm.language.decoding import Detokenizer, SamplingOptions, TextDecoder, TextInProgress
 from zipflm.serving.worker import BatchRoom
 
 PROMPTS = ["ba", "be noro boro", "bu ban bi ka ke", "mila"]
@@ -14,7 +14,9 @@ DRAWN, NUCLEUS, GREEDY = {}, {"temperature": 0.8, "top_p": 0.9}, {"temperature":
 
 def a_row(model, prompt, seed=0, max_tokens=10, choice=DRAWN):
     options = SamplingOptions(max_tokens=max_tokens, lines=0, seed=seed, max_words=None, **choice)
-    return GrowingText(model.reader, model.reader.prefix(prompt), Spelling(model.reader), options)
+    return TextInProgress(
+        model.reader, model.reader.prefix(prompt), Detokenizer(model.reader), options
+    )
 
 
 def finish(decoder):
@@ -52,7 +54,7 @@ def test_texts_do_not_depend_on_the_batch(models, name):
         expected = alone(model, *each)
         assert (row.ids, row.text) == (expected.ids, expected.text)
         assert row.has_slid == expected.has_slid
-        ours, theirs = ([t.logprob for t in r.take().tokens] for r in (row, expected))
+        ours, theirs = ([t.logprob for t in r.release().tokens] for r in (row, expected))
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from serving.services import Running, slowed
 
-from zipflm.language.decoding import GrowingText
+from zipflm.language.decoding import TextInProgress
 from zipflm.language.engine import Engine
 from zipflm.serving.queue import Limits
 
@@ -73,13 +73,13 @@ def test_disconnect_frees_the_queue(models, held):
 
 
 def test_waiting_texts_are_not_scanned_every_step(models, monkeypatch):
-    calls, room = [], GrowingText.room
+    calls, cache_positions = [], TextInProgress.cache_positions
 
     def counted(self, engine):
         calls.append(self)
-        return room(self, engine)
+        return cache_positions(self, engine)
 
-    monkeypatch.setattr(GrowingText, "room", counted)
+    monkeypatch.setattr(TextInProgress, "cache_positions", counted)
     with Running(models, Limits(max_batch_words=100)) as service:
         answer = service.complete("ba", n=200, max_tokens=3, lines=0, seed=1)
     assert len({choice["index"] for choice in answer["choices"]}) == 200

@@ -1,7 +1,7 @@
 """The command line. Each command is a thin wrapper around one library function.
 
-Heavy imports are inside the commands, so that `--help` is instant. A `ValueError` or `OSError` is
-printed as one line on stderr, with exit status 2.
+Heavy imports are inside the commands to keep `--help` fast. A `ValueError` or `OSError` is printed
+as one line on stderr, with exit status 2.
 
 Other exit statuses: 1 if a member of a study failed, 130 after Ctrl-C or SIGTERM, 141 if the output
 pipe was closed.
@@ -31,7 +31,7 @@ _COMMAND_ORDER = (
     *("compare", "report", "info", "export", "import"),
 )
 app.registered_commands.sort(
-    key=lambda each: _COMMAND_ORDER.index(each.name or each.callback.__name__)  # type: ignore[union-attr]
+    key=lambda entry: _COMMAND_ORDER.index(entry.name or entry.callback.__name__)  # type: ignore[union-attr]
 )
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         _run()
     except (BrokenPipeError, SystemExit) as exit:
-        # typer and rich turn a closed pipe into exit status 1, and buffered output can hit it here.
+        # typer and rich turn a closed pipe into exit status 1, and flushing here can also fail.
         is_closed = BrokenPipeError in (type(exit), type(exit.__context__))
         if not is_closed and _can_flush(sys.stdout):
             raise
@@ -72,7 +72,7 @@ def _set_openmp_waiting() -> None:
 
 
 def _cores_are_busy() -> bool:
-    """True if other processes leave too few cores for one thread per core."""
+    """Return True if other processes leave too few cores for one thread per core."""
     try:
         free = (os.cpu_count() or 1) - len(os.sched_getaffinity(0))
         running = []

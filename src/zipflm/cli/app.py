@@ -36,7 +36,7 @@ def _without_metavar(option: Any) -> Any:
 
 
 def _full_name(ctx: Any) -> str:
-    """The command as typed, for example `zipflm memory build`."""
+    """Return the command as typed, for example `zipflm memory build`."""
     return "zipflm" if ctx.parent is None else f"{_full_name(ctx.parent)} {ctx.info_name}"
 
 
@@ -70,7 +70,7 @@ class Command(TyperCommand):
         super().__init__(name, **options)
         for param in self.params:
             if getattr(param, "is_flag", False):
-                param.metavar = ""  # click would show BOOLEAN
+                param.metavar = ""  # otherwise click shows BOOLEAN
 
     def get_help_option(self, ctx: Any) -> Any:
         return _without_metavar(super().get_help_option(ctx))
@@ -81,7 +81,7 @@ class Command(TyperCommand):
         try:
             given, _, order = self.make_parser(ctx).parse_args(list(args))
             for param, times in Counter(order).items():
-                # --flag/--no-flag is one option to click.
+                # For click, --flag/--no-flag is a single option.
                 is_single = not getattr(param, "is_flag", False) or param.secondary_opts
                 if times > 1 and is_single and not getattr(param, "multiple", False):
                     raise ValueError(f"{'/'.join(_names(param))}: given twice; use it once")
@@ -95,7 +95,7 @@ class Command(TyperCommand):
                 raise ValueError(self._unknown_option(ctx, error, args)) from None
             problem, remedy = message().rstrip("."), f"see {_full_name(ctx)} --help"
             rejected: Any = getattr(error, "param", None)
-            if rejected is not None and rejected.name in given:
+            if rejected is not None and given.get(rejected.name) is not None:
                 reason = problem.partition(": ")[2].replace("Input should be", "must be")
                 problem = f"{rejected.opts[0]} {given[rejected.name]}: {reason}"
             if "extra argument" in problem and any(param.name == "prompt" for param in self.params):
@@ -112,11 +112,15 @@ class Command(TyperCommand):
                 print_error(f"{ctx.info_name}: interrupted{remedy}")
             sys.exit(INTERRUPTED)
         except ValueError as error:
-            # The library reports arguments, `top_p=2.0: ...`; show them as options.
+            # Library errors start with an argument, `top_p=2.0: ...`. Show it as an option.
             name, equals, rest = str(error).partition("=")
             for param in self.params:
                 if equals and param.name == name and param.opts[0].startswith("--"):
-                    error.args = (f"{param.opts[0]} {rest}",)
+                    option = param.opts[0]
+                    if getattr(param, "is_flag", False):  # no value
+                        error.args = (f"{option}: {rest.partition(': ')[2]}",)
+                    else:
+                        error.args = (f"{option} {rest}",)
             raise
 
     def _unknown_option(self, ctx: Any, error: Any, args: list[str]) -> str:
@@ -213,7 +217,7 @@ def cleanup_on_sigterm() -> Iterator[None]:
 
 
 def is_first_process() -> bool:
-    """True for the process that prints: rank 0 under torchrun."""
+    """Return True for the process that prints: rank 0 under torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -234,7 +238,7 @@ def split_commas(option: str, values: Sequence[str] | None) -> tuple[str, ...]:
     """Split comma-separated values of an option that can be repeated."""
     parts = tuple(part.strip() for part in ",".join(values or ()).split(",") if part.strip())
     if values and not parts:
-        raise ValueError(f"{option}: the value is empty; give at least one, or leave it out")
+        raise ValueError(f"{option}: empty; give at least one value, or leave it out")
     return parts
 
 
@@ -249,13 +253,14 @@ def parse_numbers(
 
 
 def check_argument_order(run: str, files: Sequence[str]) -> None:
+    """Raise ValueError if `run` is a file and one of the files is a folder."""
     folder = next(filter(os.path.isdir, files), None)
     if os.path.isfile(run) and folder is not None:
         raise ValueError(f"{run}: a file, not a run; put the run first ({folder})")
 
 
 def echo(text: str) -> None:
-    """Print lines with control characters escaped: names can come from any file."""
+    """Print lines with control characters escaped, because names can come from any file."""
     typer.echo(lines(text))
 
 
@@ -288,7 +293,7 @@ def Size(help: str, default: str | None = None) -> Any:
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to the settings, e.g. decoder.num_layers=8, or @FILE with one per line."
+        help="Settings to change, e.g. decoder.num_layers=8, or @FILE with one per line."
     ),
 ]
 Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
@@ -299,7 +304,10 @@ Checkpoint = Annotated[
     ),
 ]
 Recipe = Annotated[
-    str, typer.Option(help="Recipe: paper (as published) or modern (Muon, bfloat16, rotary ...).")
+    str,
+    typer.Option(
+        help="Training recipe: paper (preset unchanged) or modern (Muon, rotary positions, ...)."
+    ),
 ]
 Block = Annotated[
     int | None, typer.Option(help="Block length in tokens.", show_default="from the run")
@@ -307,7 +315,7 @@ Block = Annotated[
 Context = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of each block, after the first, that serve as context and are not scored.",
+        help="Number of tokens of each block after the first that are context and not scored.",
         show_default="from the run",
     ),
 ]
@@ -326,14 +334,14 @@ StallSeconds = Annotated[
 ]
 Bands = Annotated[
     list[str] | None,
-    typer.Option(help="Train with these words per band, e.g. 5k/155k/100k,20k/40k/200k."),
+    typer.Option(help="Number of words per band, e.g. 5k/155k/100k,20k/40k/200k to try both."),
 ]
 TailDropout = Annotated[
-    list[str] | None, typer.Option(help="Train with these dropouts in the tail bands, e.g. 0,0.2.")
+    list[str] | None, typer.Option(help="Dropout rates of the tail bands to try, e.g. 0,0.2.")
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds to train each model with.")]
 Errors = Annotated[
-    str, typer.Option(help="For NUL bytes and invalid text: strict (stop) or replace.")
+    str, typer.Option(help="How to handle invalid text and NUL bytes: strict (stop) or replace.")
 ]
 Encoding = Annotated[
     str, typer.Option(help="Encoding of the text: utf-8, latin-1, cp1252, utf-16, ...")
@@ -341,8 +349,8 @@ Encoding = Annotated[
 Memory = Annotated[
     list[str] | None,
     typer.Option(
-        help="Mix a memory with the model: cache, cache:2000 (the last 2,000 words) or a store "
-        "folder. Settings follow after commas, e.g. cache:2000,weight=0.2. Can be repeated."
+        help="Mix a memory with the model: cache, cache:2000 (the last 2,000 tokens) or a store "
+        "folder. Add settings after a comma, e.g. cache:2000,weight=0.2. Can be repeated."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]

@@ -22,9 +22,9 @@ from zipflm.cli.app import (
 
 
 class _Prepare(Command):
-    """Rejects `--valid a.txt b.txt`, which is what a shell makes of `--valid *.txt`.
+    """Rejects `--valid a.txt b.txt`, which a shell can expand from `--valid *.txt`.
 
-    `b.txt` would become training text, and the model would be tested on its training data.
+    Otherwise `b.txt` would silently become training text.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -94,7 +94,7 @@ def prepare(
         ),
     ] = None,
     bpe: Annotated[
-        int | None, Size("Learn this many BPE merges from the training text, e.g. 32k.")
+        int | None, Size("Number of BPE merges to learn from the training text, e.g. 32k.")
     ] = None,
     bpe_codes: Annotated[
         str | None, typer.Option(help="Split words with this file of subword-nmt codes.")
@@ -108,7 +108,7 @@ def prepare(
         typer.Option(help="Number of processes that read text.", show_default="one per core"),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Read text with processes (local) or dask (on a cluster).")
+        str, typer.Option(help="Read text with local processes (processes) or on a cluster (dask).")
     ] = "processes",
     scheduler: Annotated[
         str | None,
@@ -153,5 +153,5 @@ def prepare(
             report=report,
         )
     echo((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
-    for doubt in data_warnings(folder):
-        print_error(f"warning: {doubt}")
+    for warning in data_warnings(folder):
+        print_error(f"warning: {warning}")

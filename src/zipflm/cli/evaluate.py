@@ -63,7 +63,9 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Data folder to score.")] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Split of the data folder: train, valid or test.", show_default="test"),
+        typer.Option(
+            help="Split of the data folder to score: train, valid or test.", show_default="test"
+        ),
     ] = None,
     text: Annotated[
         str | None, typer.Option(help="Text file to score instead of --data; - for stdin.")
@@ -87,8 +89,8 @@ def evaluate(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="With several files: one weight per file, e.g. 0.6,0.4, or fit for the weights "
-            "with the lowest perplexity on this text.",
+            help="With several files: one weight per file, e.g. 0.6,0.4, or `fit` to find the "
+            "weights with the lowest perplexity on this text.",
             show_default="equal",
         ),
     ] = None,
@@ -167,7 +169,8 @@ def _average(files: list[str], weights: str | None, out: str | None, as_json: bo
 )
 def compare(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to every model, e.g. decoder.num_layers=8.")
+        list[str] | None,
+        typer.Argument(help="Settings to change in every model, e.g. decoder.num_layers=8."),
     ] = None,
     *,
     data: Annotated[str, typer.Option(help="Data folder; BPE models use its subfolder bpe/.")],
@@ -199,7 +202,7 @@ def compare(
         list[str] | None,
         typer.Option(
             help="A setting and values to try, e.g. training.optimizer.lr=1e-3,3e-3. Every model "
-            "uses the best on the valid set. Can be repeated."
+            "uses the value with the lowest loss on the validation set. Can be repeated."
         ),
     ] = None,
     memory: Annotated[
@@ -211,7 +214,7 @@ def compare(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show what would be trained and an estimate of the time."),
+        typer.Option("--dry-run", help="Only list the models to train and the estimated time."),
     ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,
@@ -253,19 +256,25 @@ def compare(
 @command(
     "zipflm report runs/a runs/b --data data/words --out report",
     "zipflm report runs/a --data data/words --out contexts --context-sizes 0,256",
-    "zipflm report study --data data/words --out drawn-again",
+    "zipflm report study --data data/words --out new-report",
     "zipflm report runs/a runs/b --curves curves.svg --x seconds",
 )
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Run folders or checkpoints; or a study folder, to redraw its report."),
+        typer.Argument(
+            help="Run folders or checkpoints; or a study folder, to write its report again to "
+            "--out."
+        ),
     ],
     *,
     data: Annotated[
-        str | None, typer.Option(help="Data folder; BPE models use its subfolder bpe/.")
+        str | None,
+        typer.Option(help="Data folder, required for a report. BPE models use its subfolder bpe/."),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Folder for the report.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder to write to, required for a report.")
+    ] = None,
     curves: Annotated[
         str | None,
         typer.Option(
@@ -278,7 +287,7 @@ def report(
     ] = "update",
     context_sizes: Annotated[
         list[str] | None,
-        typer.Option(help="Also score with these numbers of context tokens, e.g. 0,480."),
+        typer.Option(help="Also score with each of these context sizes, in tokens, e.g. 0,480."),
     ] = None,
     block: Block = None,
     checkpoint: Checkpoint = None,
@@ -298,7 +307,8 @@ def report(
             return
     if data is None or out is None:
         raise ValueError(
-            "--data, --out: both are needed for a report; for training curves only, use --curves"
+            "--data, --out: both are required for a report; to plot only training curves, use "
+            "--curves"
         )
     with _progress_to_stderr(as_json), show_progress():
         finished = api.report(

@@ -67,12 +67,13 @@ def info(
     factor: Annotated[
         float | None,
         typer.Option(
-            help="For bands: each one is this factor narrower than the previous.", show_default="4"
+            help="For bands: each band is narrower than the previous by this factor.",
+            show_default="4",
         ),
     ] = None,
     budget: Annotated[
         int | None,
-        Size("For bands: maximum number of parameters, e.g. 40M.", "as many as the paper's bands"),
+        Size("For bands: maximum number of parameters, e.g. 40M.", "that of the paper's bands"),
     ] = None,
     tails: Annotated[
         int | None,
@@ -160,7 +161,7 @@ def _show_model(config: Config, as_json: bool) -> None:
 
 
 def _show_paper(as_json: bool) -> None:
-    """Exit with status 1 if a count differs from the paper."""
+    """Print parameter counts next to the paper's. Exit with status 1 if one differs."""
     from zipflm.presets import from_name
     from zipflm.studies.paper import MODELS
 
@@ -227,7 +228,7 @@ def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
 
 
 def _counts(path: Path) -> NDArray[np.int64]:
-    """Count each id in the training text, including `</s>` and `<unk>` if known.
+    """Return the count of each id in the training text, including `</s>` and `<unk>` if known.
 
     `path` is a data folder or a file of words and counts (vocabulary.txt, dict.txt).
     """
@@ -274,7 +275,7 @@ def _resolve(preset: str, recipe: str, overrides: list[str], data: str | None) -
     from zipflm.settings import override
 
     if data is None:
-        sizes = [each for each in overrides if each.startswith("vocab_size=")]
+        sizes = [item for item in overrides if item.startswith("vocab_size=")]
         size = override(from_name(preset), sizes).vocab_size
     else:
         size = len(DataFolder.open(data).vocabulary)

@@ -48,30 +48,33 @@ def score(
     ] = None,
     *,
     per: Annotated[
-        str, typer.Option(help="Write one row per word, line, document (file) or total.")
+        str, typer.Option(help="Print one row per word, line or document (file), or a total.")
     ] = "word",
     output_format: Annotated[
         str, typer.Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
     ] = "tsv",
     as_json: Json = False,
     in_bits: Annotated[
-        bool, typer.Option("--bits", help="Write surprisals in bits instead of log-probabilities.")
+        bool, typer.Option("--bits", help="Print surprisals in bits instead of log-probabilities.")
     ] = False,
     log10: Annotated[
-        bool, typer.Option("--log10", help="Write logarithms to base 10, as KenLM does.")
+        bool, typer.Option("--log10", help="Print logarithms to base 10, as KenLM does.")
     ] = False,
     top: Annotated[
-        int, typer.Option(help="Also list the K most likely alternatives for each word.")
+        int, typer.Option(help="Also list the K most likely words at each position (0: none).")
     ] = 0,
     prefix: Annotated[
-        str, typer.Option(help="Context before every line, or every file with --lines running.")
+        str,
+        typer.Option(
+            help="Context to add before every line, or before every file with --lines running."
+        ),
     ] = "",
     lines: Annotated[
         str,
-        typer.Option(help="independent, or running to use the previous lines as context."),
+        typer.Option(help="Score lines as independent texts, or as one running text."),
     ] = "independent",
     ends: Annotated[
-        bool, typer.Option("--ends/--no-ends", help="Write rows for line ends.")
+        bool, typer.Option("--ends/--no-ends", help="Include line ends in rows and sums.")
     ] = True,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
@@ -134,7 +137,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     max_words: Annotated[int, typer.Option(help="Maximum number of words to generate.")] = 50,
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 always takes the most likely word.")
+        float, typer.Option(help="Sampling temperature (0: always the most likely word).")
     ] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from the K most likely words (0: all).")] = 0,
     top_p: Annotated[
@@ -163,7 +166,7 @@ def generate(
     import json
 
     from zipflm.language.decoding import SamplingOptions
-    from zipflm.language.generation import Writer
+    from zipflm.language.generation import TextGenerator
     from zipflm.language.model import load
 
     sampling = SamplingOptions(
@@ -184,23 +187,23 @@ def generate(
         context=context,
         memory=memory or (),
     )
-    writer = Writer(lm.engine, lm.reader, prompt, sampling, num)
-    if writer.unknown_in_prompt:
-        unknown = " ".join(writer.unknown_in_prompt)
+    generator = TextGenerator(lm.engine, lm.reader, prompt, sampling, num)
+    if generator.unknown_in_prompt:
+        unknown = " ".join(generator.unknown_in_prompt)
         print_error(f"warning: not in the vocabulary, read as <unk>: {unknown}")
     if as_json:
-        for text in writer.all():
+        for text in generator.all():
             typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
     elif num > 1:
-        for text in writer.all():
+        for text in generator.all():
             echo(text.text.rstrip("\n"))
     else:
-        _stream(prompt, (word.text for word in writer.words()))
-    if writer.has_slid:
+        _stream(prompt, (word.text for word in generator.words()))
+    if generator.has_slid:
         blocks = lm.engine.blocks
         print_error(
-            f"warning: the text is longer than the block of {blocks.block} tokens; later words saw "
-            f"only the {blocks.context} or more tokens before them"
+            f"warning: the text is longer than the block of {blocks.block} tokens; later words "
+            f"depend only on the {blocks.context} or more tokens before them"
         )
 
 
@@ -236,7 +239,8 @@ def rescore(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="File of reference transcripts; tunes the weights for the lowest word error rate."
+            help="File of reference transcripts. The weights are tuned for the lowest word error "
+            "rate."
         ),
     ] = None,
     tune: Annotated[
@@ -248,11 +252,13 @@ def rescore(
     ] = None,
     scores: Annotated[
         list[str] | None,
-        typer.Option(help="For kaldi: files of log-probabilities per hypothesis, e.g. ac=ac.txt."),
+        typer.Option(help="For kaldi: files with a score per hypothesis, e.g. ac=ac.txt."),
     ] = None,
     costs: Annotated[
         list[str] | None,
-        typer.Option(help="For kaldi: files of costs per hypothesis, e.g. ac=1.acwts."),
+        typer.Option(
+            help="For kaldi: files with a cost (negative score) per hypothesis, e.g. ac=1.acwts."
+        ),
     ] = None,
     encoding: Encoding = "utf-8",
     name: Annotated[str, typer.Option(help="Name of the model's score in the output.")] = "lm",

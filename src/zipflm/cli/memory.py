@@ -26,7 +26,7 @@ from zipflm.cli.app import (
 memory_app: typer.Typer = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Build and tune memories: caches of recent words, stores of nearest neighbours.",
+    help="Build and tune memories: caches of recent tokens, and stores for nearest neighbors.",
 )
 app.add_typer(memory_app, name="memory")
 
@@ -58,14 +58,14 @@ def build(
     context: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of each block that serve as context and are not stored.",
+            help="Number of tokens of each block that are context and not stored.",
             show_default="from the run, but at least 32 or a quarter of the block",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
     device: Device = None,
 ) -> None:
-    """Store every word of a text with the model's hidden state before it.
+    """Store every token of a text with the hidden state that predicts it.
 
     Run the same command again to continue an interrupted build.
     """
@@ -111,9 +111,9 @@ def tune(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Tune weight, temperature and window of memories; without --memory, of a cache.
+    """Tune weight, temperature and window of memories. The default is a cache.
 
-    The values are saved in the run folder (cache) or the store, and used from then on.
+    The values are saved in the run folder (cache) or in the store, and become the defaults.
     """
     import json
     from dataclasses import asdict

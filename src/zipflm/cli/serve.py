@@ -36,7 +36,7 @@ def serve(
         int, typer.Option(min=1, help="Maximum number of words per text, prompt included.")
     ] = 4096,
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Maximum queue length; more requests are rejected.")
+        int, typer.Option(min=1, help="Maximum queue length. Further requests are rejected.")
     ] = 256,
     api_key_file: Annotated[
         str | None,

@@ -24,30 +24,32 @@ def train(
     overrides: Overrides = None,
     *,
     data: Annotated[str, typer.Option(help="Data folder from `zipflm prepare`.")],
-    out: Annotated[str, typer.Option(help="Run folder to create or continue.")],
+    out: Annotated[str, typer.Option(help="Run folder to create or resume.")],
     from_run: Annotated[
         str | None,
         typer.Option(
             "--from",
             help="Start from the model and weights of this run or checkpoint instead of a preset. "
-            "The data must be prepared with its vocabulary.",
+            "Prepare the data with its vocabulary.",
         ),
     ] = None,
     recipe: Recipe = "paper",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in --out.")
     ] = False,
     resume_if_any: Annotated[
         bool,
         typer.Option(
             "--resume-if-any",
-            help="Continue if --out has a run, start one otherwise. For torchrun --max-restarts "
-            "and job queues that restart commands.",
+            help="Resume if --out has a run, otherwise start a new one. Use this with torchrun "
+            "--max-restarts and job schedulers that restart failed commands.",
         ),
     ] = False,
     keep: Annotated[
         int,
-        typer.Option(min=0, help="Checkpoints to keep in addition to the best (0: all)."),
+        typer.Option(
+            min=0, help="Number of recent checkpoints to keep, besides the best (0: all)."
+        ),
     ] = 3,
     other_text: Annotated[
         bool,
@@ -56,9 +58,10 @@ def train(
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,
 ) -> None:
-    """Train a model. With torchrun, on many devices.
+    """Train a model. Use torchrun to train on several devices.
 
-    Ctrl-C or SIGTERM saves a checkpoint and exits with status 130. A second one exits at once.
+    Ctrl-C or SIGTERM saves a checkpoint and exits with status 130. A second Ctrl-C exits
+    immediately without saving.
     """
     from zipflm import api
 

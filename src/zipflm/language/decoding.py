@@ -1,8 +1,8 @@
-"""Batched text generation, one token per text and step.
+"""Batched text generation, one token per text per step.
 
-New texts join before any step and finished ones leave after it. Each text has its own random
-generator, so it does not depend on the rest of the batch. When the cache of a Transformer has
-`block` tokens, it is filled again with the last `context` tokens, as in scoring.
+Texts can join before any step and leave when they finish. Each text has its own random generator,
+so its output does not depend on the rest of the batch. When the cache of a Transformer has `block`
+tokens, it is refilled with the last `context` tokens, as in scoring.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import Tensor
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import CONTINUES, END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.documents import Likely
-from zipflm.language.engine import Engine, diverged
-from zipflm.language.next_words import MOST_PIECES
+from zipflm.language.engine import Engine, non_finite_error
+from zipflm.language.next_words import MAX_PIECES
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.memory.mixing import Mixture
 from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import NUM_TRIES, Mix, draw, most_likely
 
-SEEDS = 2**63
+SEED_LIMIT = 2**63
 _SEED_STRIDE = 0x1E3779B97F4A7C15
-"""Between the seeds of the texts of one request: odd, so that they all differ."""
+"""Offset between seeds of texts in one request. It is odd, so all seeds differ."""
 _RANDOM_STEPS = 64
-"""Number of steps to draw random numbers for at once."""
+"""Random numbers are drawn for this many steps at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class SamplingOptions:
     """Sampling and stopping options."""
 
     max_words: int | None = 50
-    """Includes line ends."""
+    """Maximum number of words, including line ends."""
     max_tokens: int | None = None
-    """Words or pieces of words; a text can end within a word."""
+    """Maximum number of tokens. The text can end in the middle of a word."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -50,8 +50,9 @@ class SamplingOptions:
     lines: int = 1
     """Stop after this many line ends (0: no limit)."""
     stop: Sequence[str] = ()
-    """Stop before the first occurrence of any of these."""
+    """Stop before the first occurrence of any of these strings."""
     forbid_unknown: bool = True
+    """Never generate `<unk>`."""
 
     def __post_init__(self) -> None:
         if self.max_words is not None and self.max_words < 1:
@@ -60,7 +61,8 @@ class SamplingOptions:
             raise ValueError(f"max_tokens={self.max_tokens}: must be 0 or more")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(
-                f"temperature={self.temperature}: must be 0 (the most likely word) or more"
+                f"temperature={self.temperature}: must be finite and at least 0 (0: always the "
+                "most likely word)"
             )
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k}: must be 0 (all words) or more")
@@ -68,19 +70,19 @@ class SamplingOptions:
             raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1 (all words)")
         if self.lines < 0:
             raise ValueError(f"lines={self.lines}: must be 0 (no limit) or more")
-        if self.seed is not None and not 0 <= self.seed < SEEDS:
-            raise ValueError(f"seed={self.seed}: must be a whole number from 0 to 2**63 - 1")
+        if self.seed is not None and not 0 <= self.seed < SEED_LIMIT:
+            raise ValueError(f"seed={self.seed}: must be an integer from 0 to 2**63 - 1")
         if isinstance(self.stop, str) or not all(self.stop):
             raise ValueError(f"stop={self.stop!r}: must be a list of non-empty strings")
 
 
-class Spelling:
-    """Turns ids into readable text, one at a time."""
+class Detokenizer:
+    """Converts ids to text incrementally."""
 
     def __init__(
         self, reader: TextReader, line: Sequence[str] = (), has_space: bool = False
     ) -> None:
-        """`line` has the words of the line so far; `has_space` if a space follows them."""
+        """`line` is the current line's words; `has_space` is True if it ends with a space."""
         self._reader, self._has_space = reader, has_space
         self._joiner = reader.encoder.splitter.joiner()
         for word in line:
@@ -88,7 +90,7 @@ class Spelling:
         self._pieces: list[str] = []
         self._length = 0
         self.offsets: list[int] = []
-        """Start of each token of the completed words in the text, after any space."""
+        """Character offset of each token of the completed words, after any leading space."""
         self.num_lines: int = 0
 
     @property
@@ -98,8 +100,8 @@ class Spelling:
     def add(self, token: int) -> str:
         """Return the added text, which is empty until the word is complete."""
         self._pieces.append(self._reader.vocabulary.words[token])
-        # A model can continue a word forever.
-        if not self._reader.ends_word[token] and len(self._pieces) < MOST_PIECES:
+        # Limit the length: a model may never end a word.
+        if not self._reader.ends_word[token] and len(self._pieces) < MAX_PIECES:
             return ""
         if token == END and len(self._pieces) == 1:
             self._joiner = self._reader.encoder.splitter.joiner()
@@ -111,7 +113,7 @@ class Spelling:
         return text
 
     def finish(self) -> str:
-        """Complete the current word as it is."""
+        """End the current word here. Return the added text."""
         if not self._pieces:
             return ""
         word = _joined(self._pieces)
@@ -133,12 +135,12 @@ def _joined(pieces: Sequence[str]) -> str:
 
 
 def last_line(text: EncodedText) -> Sequence[str]:
-    """The words after the last line end."""
+    """Return the words after the last line end."""
     line_ends = text.line_ends
     return text.words[line_ends[-1] + 1 if len(line_ends) else 0 :]
 
 
-class WrittenWord(NamedTuple):
+class GeneratedWord(NamedTuple):
     """A generated word or line end."""
 
     word: str
@@ -146,10 +148,10 @@ class WrittenWord(NamedTuple):
     logprob: float
     """In nats, before temperature, top-k and top-p."""
     text: str
-    """The added text, with the space before it if there is one."""
+    """The added text, including any leading space."""
 
 
-class WrittenToken(NamedTuple):
+class GeneratedToken(NamedTuple):
     """A generated id."""
 
     token: int
@@ -158,36 +160,36 @@ class WrittenToken(NamedTuple):
     top: Likely
     """The most likely ids at this position."""
     offset: int
-    """Position of its first character in the generated text."""
+    """Character offset in the generated text."""
 
 
 @dataclass
 class Delta:
-    """New output since the last call of `GrowingText.take`."""
+    """New output since the last call to `TextInProgress.release`."""
 
     text: str = ""
-    words: list[WrittenWord] = field(default_factory=list)
-    tokens: list[WrittenToken] = field(default_factory=list)
+    words: list[GeneratedWord] = field(default_factory=list)
+    tokens: list[GeneratedToken] = field(default_factory=list)
     finish_reason: str | None = None
 
 
-class GrowingText:
-    """One text during generation.
+class TextInProgress:
+    """A text that is being generated.
 
-    A word is released when it is complete. Text that could start a stop sequence is held back.
+    A word is released when it is complete. Text that could start a stop string is held back.
     """
 
     def __init__(
         self,
         reader: TextReader,
         prompt: Ids,
-        spelling: Spelling,
+        detokenizer: Detokenizer,
         options: SamplingOptions,
         *,
-        number: int = 0,
+        index: int = 0,
         top: int = 0,
     ) -> None:
-        """`prompt` does not include the initial `</s>`. `number` is the index of this text in its
+        """`prompt` does not include the initial `</s>`. `index` is the index of this text in its
         request, and `top` the number of most likely ids to report per step."""
         self.prompt, self.options, self.top = prompt, options, top
         self.ids: list[int] = []
@@ -196,127 +198,129 @@ class GrowingText:
         """`length`, `lines` or `stop`; None while running."""
         self.has_slid: bool = False
         """True if the text is longer than the block, so the model no longer sees its start."""
-        self._reader, self._spelling = reader, spelling
+        self._reader, self._detokenizer = reader, detokenizer
         self._current_word: list[tuple[int, float, Likely]] = []
         # Not released yet:
-        self._words: deque[WrittenWord] = deque()
-        self._tokens: list[WrittenToken] = []
-        self._num_words = self._num_shown = self._words_end = 0
+        self._words: deque[GeneratedWord] = deque()
+        self._tokens: list[GeneratedToken] = []
+        self._num_words = self._released = self._words_end = 0
         self._longest_stop = max(map(len, options.stop), default=0)
         self._generator = torch.Generator()
         if options.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed((options.seed + number * _SEED_STRIDE) % SEEDS)
-        self._numbers: list[list[float]] = []
+            self._generator.manual_seed((options.seed + index * _SEED_STRIDE) % SEED_LIMIT)
+        self._random_numbers: list[list[float]] = []
 
-    def room(self, engine: Engine) -> int:
-        """Number of cache positions it needs."""
+    def cache_positions(self, engine: Engine) -> int:
+        """Return the number of cache positions this text needs."""
         options, tokens = self.options, engine.blocks.block
         if options.max_tokens is not None:
             tokens = options.max_tokens
         elif options.max_words is not None:
-            tokens = options.max_words * (MOST_PIECES if engine.unit == "bpe" else 1)
+            tokens = options.max_words * (MAX_PIECES if engine.unit == "bpe" else 1)
         return min(engine.blocks.block, len(self.prompt) + 1 + tokens)
 
     def random(self) -> list[float]:
-        """Random numbers in [0, 1) for the next step."""
-        if not self._numbers:
+        """Return random numbers in [0, 1) for the next step."""
+        if not self._random_numbers:
             shape = (_RANDOM_STEPS, NUM_TRIES)
             drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64)
-            self._numbers = drawn.tolist()[::-1]
-        return self._numbers.pop()
+            self._random_numbers = drawn.tolist()[::-1]
+        return self._random_numbers.pop()
 
     def add(self, token: int, logprob: float, top: Likely) -> None:
-        options, spelling, begin = self.options, self._spelling, len(self.text)
+        options, detokenizer, start = self.options, self._detokenizer, len(self.text)
         self.ids.append(token)
         self._current_word.append((token, logprob, top))
-        added = spelling.add(token)
+        added = detokenizer.add(token)
         is_full = len(self.ids) == options.max_tokens
         if is_full:
-            added += spelling.finish()
-        if spelling.is_within_word:
+            added += detokenizer.finish()
+        if detokenizer.is_within_word:
             return
         self.text += added
         self._complete_word(added)
-        if spelling.num_lines == options.lines > 0:
+        if detokenizer.num_lines == options.lines > 0:
             self.finish_reason = "lines"
         elif is_full or self._num_words == options.max_words:
             self.finish_reason = "length"
         if options.stop:
-            self._cut_at_stop(begin)
+            self._cut_at_stop(start)
 
     def _complete_word(self, text: str) -> None:
-        offsets = self._spelling.offsets[-len(self._current_word) :]
+        offsets = self._detokenizer.offsets[-len(self._current_word) :]
         for drawn, offset in zip(self._current_word, offsets, strict=True):
-            self._tokens.append(WrittenToken(*drawn, offset))
+            self._tokens.append(GeneratedToken(*drawn, offset))
         names = [self._reader.vocabulary.words[token] for token, _, _ in self._current_word]
         logprob = sum(logprob for _, logprob, _ in self._current_word)
-        self._words.append(WrittenWord(_joined(names), logprob, text))
+        self._words.append(GeneratedWord(_joined(names), logprob, text))
         self._num_words += 1
         self._current_word = []
 
-    def _cut_at_stop(self, begin: int) -> None:
-        first = max(0, begin - self._longest_stop + 1)
+    def _cut_at_stop(self, start: int) -> None:
+        """Cut the text at a stop string that ends after `start`."""
+        first = max(0, start - self._longest_stop + 1)
         stops = self.options.stop
-        found = [place for each in stops if (place := self.text.find(each, first)) >= 0]
-        if not found:
+        offsets = [offset for stop in stops if (offset := self.text.find(stop, first)) >= 0]
+        if not offsets:
             return
         end, self.finish_reason = len(self.text), "stop"
-        self.text = self.text[: min(found)]
+        self.text = self.text[: min(offsets)]
         while end > len(self.text):
             last = self._words.pop()
             end -= len(last.text)
             if end < len(self.text):
                 self._words.append(last._replace(text=self.text[end:]))
 
-    def take(self) -> Delta:
-        """Return everything that can be released."""
-        shown = len(self.text) if self.finish_reason else self._certain()
-        shown = max(shown, self._num_shown)
-        delta = Delta(self.text[self._num_shown : shown], [], self._tokens, self.finish_reason)
-        self._num_shown, self._tokens = shown, []
-        while self._words and self._words_end + len(self._words[0].text) <= shown:
+    def release(self) -> Delta:
+        """Return the output that is final and was not returned before."""
+        end = len(self.text) if self.finish_reason else self._final_length()
+        end = max(end, self._released)
+        delta = Delta(self.text[self._released : end], [], self._tokens, self.finish_reason)
+        self._released, self._tokens = end, []
+        while self._words and self._words_end + len(self._words[0].text) <= end:
             delta.words.append(self._words.popleft())
             self._words_end += len(delta.words[-1].text)
         return delta
 
-    def _certain(self) -> int:
-        """Length of the text before a possible start of a stop sequence."""
+    def _final_length(self) -> int:
+        """Return the length of the text before any possible start of a stop string."""
         return min(map(self._stop_start, self.options.stop), default=len(self.text))
 
     def _stop_start(self, stop: str) -> int:
-        """Position where the end of the text could start this stop sequence.
+        """Return the offset where the end of the text could start this stop string.
 
-        Only tries positions of its first character: this runs for every generated word.
+        Only offsets of its first character are tried, because this runs for every generated word.
         """
-        place = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
-        while place >= 0 and not stop.startswith(self.text[place:]):
-            place = self.text.find(stop[0], place + 1)
-        return len(self.text) if place < 0 else place
+        offset = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
+        while offset >= 0 and not stop.startswith(self.text[offset:]):
+            offset = self.text.find(stop[0], offset + 1)
+        return len(self.text) if offset < 0 else offset
 
 
 class TextDecoder:
     """Generates a batch of texts with one model."""
 
-    def __init__(self, engine: Engine, reader: TextReader, *, is_recorded: bool = False) -> None:
-        """`is_recorded` uses a CUDA graph, which pays off if texts only join at the start."""
+    def __init__(self, engine: Engine, reader: TextReader, *, use_cuda_graph: bool = False) -> None:
+        """`use_cuda_graph`: run steps as a CUDA graph, which is faster if texts only join at the
+        start."""
         self._engine = engine
-        never = never_written(reader.vocabulary)[: reader.num_predicted].nonzero().squeeze(1)
+        never = never_generated(reader.vocabulary)[: reader.num_predicted].nonzero().squeeze(1)
         never = never.to(engine.device)
         self._forbidden = {True: never, False: never[never != UNKNOWN]}
-        self.rows: list[GrowingText] = []
+        self.rows: list[TextInProgress] = []
         self._cache: Any = engine.model.new_ragged_cache()
         self._hidden_ND = torch.zeros(0)
         memories, output = engine.memories, engine.model.output
         self._memory = None if memories is None else memories.rows(output.edges[-1])
         self._mixture: Mixture | None = None
         is_ragged = isinstance(self._cache, RaggedCache)
-        self._is_recorded = is_recorded and is_ragged and engine.device.type == "cuda"
+        self._use_cuda_graph = use_cuda_graph and is_ragged and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
     @torch.inference_mode()
-    def join(self, rows: Sequence[GrowingText]) -> None:
+    def join(self, rows: Sequence[TextInProgress]) -> None:
         """Add texts to the batch."""
         inputs = [self._engine.inputs(row.prompt) for row in rows]
         for row in rows:
@@ -326,28 +330,28 @@ class TextDecoder:
         if self._memory is not None:
             pairs = zip(rows, texts, strict=True)
             self._memory.join([self._engine.pairs(row.prompt, text) for row, text in pairs])
-        capacity = max(row.room(self._engine) for row in rows)
+        capacity = max(row.cache_positions(self._engine) for row in rows)
         self._cache.join(cache, [len(ids) for ids in inputs], capacity)
         self._hidden_ND = torch.cat([self._hidden_ND, hidden_ND]) if self.rows else hidden_ND
         self.rows = [*self.rows, *rows]
 
     @torch.inference_mode()
-    def leave(self, rows: Sequence[GrowingText]) -> None:
+    def leave(self, rows: Sequence[TextInProgress]) -> None:
         """Remove texts from the batch."""
         if not rows:
             return
         leaving = set(rows)
-        gone = {place for place, row in enumerate(self.rows) if row in leaving}
-        order = self._cache.drop(gone)
-        self.rows = [self.rows[place] for place in order]
-        places_N = self._tensor(order)
-        self._hidden_ND = self._hidden_ND[places_N]
+        dropped = {index for index, row in enumerate(self.rows) if row in leaving}
+        order = self._cache.drop(dropped)
+        self.rows = [self.rows[index] for index in order]
+        indices_N = self._tensor(order)
+        self._hidden_ND = self._hidden_ND[indices_N]
         if self._memory is not None:
-            self._memory.keep(order, places_N)
+            self._memory.keep(order, indices_N)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Generate one id per row, and remove completed rows."""
+        """Generate one id per row, and remove finished rows."""
         if self._memory is not None:
             self._mixture = self._memory.look(self._hidden_ND)
         drawn, top = self._draw(), self._top()
@@ -358,52 +362,53 @@ class TextDecoder:
         if self.rows:
             self._advance()
 
-    def _tensor(self, places: Sequence[int]) -> Tensor:
-        return torch.tensor(places, dtype=torch.int64, device=self._engine.device)
+    def _tensor(self, indices: Sequence[int]) -> Tensor:
+        return torch.tensor(indices, dtype=torch.int64, device=self._engine.device)
 
-    def _mix(self, places_M: Tensor) -> Mix | None:
-        return None if self._mixture is None else self._mixture.mix(places_M)
+    def _mix(self, indices_M: Tensor) -> Mix | None:
+        return None if self._mixture is None else self._mixture.mix(indices_M)
 
     def _draw(self) -> list[tuple[int, float]]:
-        """Draw an id per row, with its log-probability. Rows with equal options are batched."""
-        alike: dict[tuple[float, int, float, bool], list[int]] = defaultdict(list)
-        for place, row in enumerate(self.rows):
-            o = row.options
-            choice = (o.temperature, o.top_k, o.top_p, o.forbid_unknown)
-            alike[choice].append(place)
+        """Sample an id for each row, with its log-probability. Rows with equal options are
+        batched."""
+        groups: dict[tuple[float, int, float, bool], list[int]] = defaultdict(list)
+        for index, row in enumerate(self.rows):
+            options = row.options
+            key = (options.temperature, options.top_k, options.top_p, options.forbid_unknown)
+            groups[key].append(index)
         found: dict[int, tuple[int, float]] = {}
-        for (temperature, top_k, top_p, forbid_unknown), places in alike.items():
-            is_all, places_M = len(places) == len(self.rows), self._tensor(places)
+        for (temperature, top_k, top_p, forbid_unknown), indices in groups.items():
+            is_all, indices_M = len(indices) == len(self.rows), self._tensor(indices)
             ids, logprobs = draw(
                 self._engine.model.output,
-                self._hidden_ND if is_all else self._hidden_ND[places_M],
+                self._hidden_ND if is_all else self._hidden_ND[indices_M],
                 temperature=temperature,
                 top_k=top_k,
                 top_p=top_p,
                 forbidden=self._forbidden[forbid_unknown],
-                uniform=[self.rows[place].random() for place in places],
-                mix=self._mix(places_M),
+                uniform=[self.rows[index].random() for index in indices],
+                mix=self._mix(indices_M),
             )
             drawn = zip(ids.tolist(), logprobs.tolist(), strict=True)
-            found |= zip(places, drawn, strict=True)
+            found |= zip(indices, drawn, strict=True)
         if not all(math.isfinite(logprob) for _, logprob in found.values()):
-            raise diverged()
-        return [found[place] for place in range(len(self.rows))]
+            raise non_finite_error()
+        return [found[index] for index in range(len(self.rows))]
 
     def _top(self) -> list[Likely]:
         top: list[Likely] = [[] for _ in self.rows]
-        places = [place for place, row in enumerate(self.rows) if row.top]
-        if places:
-            k = max(self.rows[place].top for place in places)
-            places_M = self._tensor(places)
-            hidden_MD, mix = self._hidden_ND[places_M], self._mix(places_M)
+        indices = [index for index, row in enumerate(self.rows) if row.top]
+        if indices:
+            k = max(self.rows[index].top for index in indices)
+            indices_M = self._tensor(indices)
+            hidden_MD, mix = self._hidden_ND[indices_M], self._mix(indices_M)
             values, ids = most_likely(self._engine.model.output, hidden_MD, k, mix)
-            for place, *found in zip(places, ids.tolist(), values.tolist(), strict=True):
-                top[place] = list(zip(*found, strict=True))[: self.rows[place].top]
+            for index, *found in zip(indices, ids.tolist(), values.tolist(), strict=True):
+                top[index] = list(zip(*found, strict=True))[: self.rows[index].top]
         return top
 
     def _advance(self) -> None:
-        """Feed the last ids to the model."""
+        """Run the model on the last id of each row."""
         ids = [row.ids[-1] for row in self.rows]
         ids_N = self._tensor(ids)
         if self._memory is not None:
@@ -413,43 +418,45 @@ class TextDecoder:
             self._cache.empty(full)
         if len(full) < len(self.rows):
             self._hidden_ND = self._next(ids_N)
-        if full:  # overwrites their hidden states from the line above
+        if full:  # replaces the hidden states that `_next` computed for these rows
             self._slide(full)
 
     def _next(self, ids_N: Tensor) -> Tensor:
         model, cache = self._engine.model, self._cache
-        if not self._is_recorded:
+        if not self._use_cuda_graph:
             hidden_ND: Tensor = model(ids_N.unsqueeze(1), cache)[:, -1]
             return hidden_ND
         if self._recorded is None or not self._recorded.fits:
             self._recorded = RecordedStep(model, cache)
         return self._recorded(ids_N)
 
-    def _slide(self, places: list[int]) -> None:
-        """Fill the caches of these rows again with their last tokens."""
+    def _slide(self, indices: list[int]) -> None:
+        """Refill the caches of these rows with their last tokens."""
         context = max(self._engine.blocks.context, 1)
-        rows = [self.rows[place] for place in places]
+        rows = [self.rows[index] for index in indices]
         inputs = [np.append(row.prompt, row.ids)[-context:] for row in rows]
         texts, cache = self._read(inputs)
         hidden_ND = torch.stack([hidden_TD[-1] for hidden_TD in texts])
-        self._cache.fill(places, cache, [len(ids) for ids in inputs])
-        self._hidden_ND = self._hidden_ND.index_copy(0, self._tensor(places), hidden_ND)
+        self._cache.fill(indices, cache, [len(ids) for ids in inputs])
+        self._hidden_ND = self._hidden_ND.index_copy(0, self._tensor(indices), hidden_ND)
         for row in rows:
             row.has_slid = True
 
     def _read(self, inputs: Sequence[Ids]) -> tuple[list[Tensor], Any]:
-        """Return the hidden states and the cache of some inputs. Equal inputs are read once."""
-        different = {ids.tobytes(): ids for ids in inputs}
-        place_of = {key: place for place, key in enumerate(different)}
-        texts, cache = self._engine.model.read([*map(torch.from_numpy, different.values())])
-        if len(different) < len(inputs):
-            places = [place_of[ids.tobytes()] for ids in inputs]
-            texts, cache = [texts[place] for place in places], cache.select(self._tensor(places))
+        """Return the hidden states and the cache of these inputs. Duplicate inputs are computed
+        once."""
+        distinct = {ids.tobytes(): ids for ids in inputs}
+        index_of = {key: index for index, key in enumerate(distinct)}
+        texts, cache = self._engine.model.read([*map(torch.from_numpy, distinct.values())])
+        if len(distinct) < len(inputs):
+            indices = [index_of[ids.tobytes()] for ids in inputs]
+            texts, cache = [texts[index] for index in indices], cache.select(self._tensor(indices))
         return texts, cache
 
 
-def never_written(vocabulary: Vocabulary) -> Tensor:
-    """Mask of ids that are never generated: special tokens except the line end, and fillers."""
+def never_generated(vocabulary: Vocabulary) -> Tensor:
+    """Return a mask of ids that are never generated: fillers, and special tokens except the line
+    end."""
     names = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     forbidden = torch.tensor([not count and word.startswith(FILLER) for word, count in names])
     forbidden[: len(SPECIALS)] = True

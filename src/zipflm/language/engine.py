@@ -1,7 +1,7 @@
 """Scoring of ids with a model on a device.
 
 A text longer than the block is split as in `evaluate`: into parts of `block - context` tokens, each
-with `context` tokens before it.
+after `context` tokens of the text before it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Engine:
 
     @property
     def longest(self) -> int:
-        """Number of tokens the model can see at once."""
+        """Maximum number of tokens the model can see."""
         is_unlimited = self.model.config.decoder.has_constant_state
         return sys.maxsize if is_unlimited else self.blocks.block
 
@@ -57,15 +57,15 @@ class Engine:
         return str(self.dtype).removeprefix("torch.")
 
     def nll(self, documents: Sequence[Ids], skip: int = 0) -> list[NDArray[np.float32]]:
-        """-log p of the tokens of documents, in nats, each document after its own `</s>`.
+        """Return -log p in nats of the tokens of each document. A document starts after `</s>`.
 
         The first `skip` tokens of each document are context and not scored.
         """
         scores = self.start_scoring([Document(ids, skip) for ids in documents])()
-        return [each.nll for each in scores]
+        return [document.nll for document in scores]
 
     def start_scoring(self, documents: Sequence[Document]) -> Callable[[], list[DocumentScores]]:
-        """Start scoring; call the result to wait for the scores."""
+        """Start scoring. Call the returned function to wait for the scores."""
         return start_documents(
             self.scorer,
             documents,
@@ -76,7 +76,8 @@ class Engine:
         )
 
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
-        """The protocol for scoring these ids, which are `words` words, after `skip` others."""
+        """Return the protocol for scoring these ids, which form `words` words, after `skip` ids of
+        context."""
         positions = skip + len(ids)
         if positions > self.blocks.block:
             windows = self._windows(positions, skip)
@@ -96,7 +97,7 @@ class Engine:
 
     @torch.inference_mode()
     def hidden_after(self, prefixes: Sequence[Ids]) -> Tensor:
-        """Hidden states [N, D] that predict the word after each prefix.
+        """Return the hidden states [N, D] that predict the token after each prefix.
 
         Prefixes that are too long are cut to their last tokens.
         """
@@ -104,13 +105,14 @@ class Engine:
         lengths = np.array([len(ids) for ids in inputs])
         order = np.argsort(lengths, kind="stable")
         bounds = group(lengths[order], self.batch_tokens)
-        parts = [self._last(inputs, order[low:high]) for low, high in pairwise(bounds.tolist())]
-        back = torch.from_numpy(np.argsort(order)).to(self.device)
-        return torch.cat(parts)[back]
+        batches = pairwise(bounds.tolist())
+        parts = [self._last_hidden(inputs, order[low:high]) for low, high in batches]
+        inverse = torch.from_numpy(np.argsort(order)).to(self.device)
+        return torch.cat(parts)[inverse]
 
     @torch.inference_mode()
     def mixture_after(self, prefixes: Sequence[Ids]) -> tuple[Tensor, Mixture | None]:
-        """`hidden_after`, and the memories of each prefix."""
+        """Return `hidden_after`, and the mixture with the memories of each prefix."""
         if self.memories is None:
             return self.hidden_after(prefixes), None
         rows, last = self.memories.rows(self.model.output.edges[-1]), []
@@ -123,30 +125,33 @@ class Engine:
 
     @torch.inference_mode()
     def pairs(self, text: Ids, hidden_TD: Tensor) -> tuple[Tensor, Ids]:
-        """Tokens for a cache, with the hidden states that predicted them.
+        """Return tokens for a cache memory, with the hidden states that predicted them.
 
-        `hidden_TD` has the states for the last tokens and the next one. Missing states before them
-        are computed as in scoring.
+        `hidden_TD` has the states that predict the last tokens of `text` and the next token.
+        Missing states before them are computed as in scoring.
         """
         assert self.memories is not None
-        number = len(text) + 1 - len(hidden_TD)
-        if number == 0 or len(hidden_TD) > self.memories.reach:
-            return hidden_TD[:-1], text[number:]
-        stream, one = np.append(END, text[:number]), np.ones(1, dtype=np.int64)
-        windows = document_windows(one, one, one + number, self.blocks)
+        missing = len(text) + 1 - len(hidden_TD)
+        if missing == 0 or len(hidden_TD) > self.memories.reach:
+            return hidden_TD[:-1], text[missing:]
+        stream, one = np.append(END, text[:missing]), np.ones(1, dtype=np.int64)
+        windows = document_windows(one, one, one + missing, self.blocks)
         plan = batched(windows, self.batch_tokens, sorts=False)
         parts = [predicting(self.model, batch_of(stream, w), self.device)[0] for w in plan]
         return torch.cat([*parts, hidden_TD[:-1]]), text
 
     def inputs_before(
-        self, document: Ids, places: NDArray[np.int64], skip: int = 0
+        self, document: Ids, positions: NDArray[np.int64], skip: int = 0
     ) -> list[tuple[Ids, int]]:
-        """Inputs that predict the tokens at these places of a document, each with the number of
-        inputs that are context, scored in an earlier part."""
+        """Return the inputs that predict the tokens at these positions of a document.
+
+        The number in each pair is how many of the inputs are context from an earlier part.
+        """
         windows = self._windows(len(document), skip)
-        part = windows[np.searchsorted(windows.start, places, side="right") - 1]
+        part = windows[np.searchsorted(windows.start, positions, side="right") - 1]
         stream, contexts = np.append(END, document), part.start - part.first
-        inputs = [stream[low : place + 1] for low, place in zip(part.first, places, strict=True)]
+        ranges = zip(part.first, positions, strict=True)
+        inputs = [stream[first : position + 1] for first, position in ranges]
         return list(zip(inputs, contexts.tolist(), strict=True))
 
     def _windows(self, length: int, skip: int) -> Windows:
@@ -154,27 +159,27 @@ class Engine:
         return document_windows(begin, start, end, self.blocks)
 
     def inputs(self, prefix: Ids) -> Ids:
-        """Model inputs for a prefix: `</s>` and the prefix, cut to the last tokens."""
+        """Return the model inputs for a prefix: `</s>` and the prefix, cut to the last tokens."""
         return np.concatenate([[END], prefix]).astype(np.int64)[-self.longest :]
 
-    def _last(self, inputs: Sequence[Ids], rows: NDArray[np.int64]) -> Tensor:
+    def _last_hidden(self, inputs: Sequence[Ids], rows: NDArray[np.int64]) -> Tensor:
         lengths = torch.tensor([len(inputs[row]) for row in rows])
         words = torch.full((len(rows), int(lengths.max())), PAD)
-        for place, row in enumerate(rows):
-            words[place, : len(inputs[row])] = torch.from_numpy(inputs[row])
+        for index, row in enumerate(rows):
+            words[index, : len(inputs[row])] = torch.from_numpy(inputs[row])
         hidden: Tensor = self.model(words.to(self.device))
         return hidden[torch.arange(len(rows)), lengths - 1]
 
 
-def diverged() -> ValueError:
+def non_finite_error() -> ValueError:
     return ValueError(
-        "the log-probabilities are not finite: training diverged; use an earlier checkpoint, or "
-        "dtype=float32 if this was a lower precision"
+        "log-probabilities are NaN or infinite; use an earlier checkpoint, or dtype=float32 if you "
+        "loaded the model in lower precision"
     )
 
 
-# Batches per group: enough to sort texts by length, so that batches are full. The first group is a
-# single batch, to start the device early.
+# Batches per group: enough to sort texts by length and fill the batches. The first group is a
+# single batch, so that the device starts early.
 _BATCHES_PER_GROUP = 4
 
 
@@ -192,18 +197,21 @@ _Result = Callable[[], list[ScoredDocument]]
 def scored_documents(
     engine: Engine, texts: Iterable[EncodedText], prefix: Ids, top: int = 0
 ) -> Iterator[list[ScoredDocument]]:
-    """Score independent texts, each after `</s>` and the prefix, in order."""
+    """Score independent texts in order, each after `</s>` and the prefix.
+
+    With `top`, also find the `top` most likely ids at the start of each word.
+    """
     skip = len(prefix)
 
     def document(text: EncodedText) -> Document:
         ids = np.concatenate([prefix, text.ids])
         return Document(ids, skip, skip + text.starts, top) if top else Document(ids, skip)
 
-    def start(together: list[EncodedText], is_last: bool) -> _Result:
-        scores = engine.start_scoring([document(text) for text in together])
+    def start(group: list[EncodedText], is_last: bool) -> _Result:
+        wait = engine.start_scoring([document(text) for text in group])
         return lambda: [
-            ScoredDocument(text, each.nll, each.top)
-            for text, each in zip(together, scores(), strict=True)
+            ScoredDocument(text, scores.nll, scores.top)
+            for text, scores in zip(group, wait(), strict=True)
         ]
 
     return _read_ahead(engine, texts, start, skip)
@@ -212,7 +220,7 @@ def scored_documents(
 def scored_lines(
     engine: Engine, texts: Iterable[EncodedText], prefix: Ids, blocks: Blocks
 ) -> Iterator[list[ScoredDocument]]:
-    """Score consecutive lines, split as in `evaluate`."""
+    """Score consecutive lines as one text, split into blocks as in `evaluate`."""
     return _read_ahead(engine, texts, _Stream(engine, prefix, blocks).start)
 
 
@@ -230,40 +238,40 @@ class _Stream:
         self._nll = np.zeros(0, dtype=np.float32)
         self._recall = None if engine.memories is None else engine.memories.recall()
         if self._recall is not None and len(prefix):  # add the prefix to the memory
-            begin, end = np.array([[0], [len(prefix)]])
-            windows = document_windows(begin, begin, end, blocks)
+            start, end = np.array([[0], [len(prefix)]])
+            windows = document_windows(start, start, end, blocks)
             plan, memory = batched(windows, engine.batch_tokens, sorts=False), self._recall
             start_scoring(
                 engine.scorer, prefix, plan, device=engine.device, memory=memory.open(prefix)
             )
 
-    def start(self, together: list[EncodedText], is_last: bool) -> _Result:
-        """Score more lines, up to the last part that later lines could extend."""
-        self._texts += together
-        ids = np.concatenate([self._ids, *(text.ids for text in together)])
-        lengths = np.cumsum([len(text.ids) for text in together], dtype=np.int64)
+    def start(self, group: list[EncodedText], is_last: bool) -> _Result:
+        """Start scoring more lines, except the last part, which later lines could extend."""
+        self._texts += group
+        ids = np.concatenate([self._ids, *(text.ids for text in group)])
+        lengths = np.cumsum([len(text.ids) for text in group], dtype=np.int64)
         offsets = np.append(self._offsets, self._offsets[-1] + lengths)
-        blocks, number = self._blocks, len(self._before)
+        blocks, num_before = self._blocks, len(self._before)
         bounds = cut(TokenArray(ids, offsets), blocks.break_mode, blocks.block - blocks.context)
         bounds = bounds if is_last else bounds[:-1]
         end = int(bounds[-1])
         stream = np.concatenate([self._before, ids[:end]])
-        windows = with_context(number + bounds[:-1], number + bounds[1:], blocks)
-        memory = None if self._recall is None else self._recall.open(stream, seen=number)
+        windows = with_context(num_before + bounds[:-1], num_before + bounds[1:], blocks)
+        memory = None if self._recall is None else self._recall.open(stream, seen=num_before)
         plan = batched(windows, self._engine.batch_tokens, sorts=memory is None)
         device = self._engine.device
         scores = start_scoring(self._engine.scorer, stream, plan, device=device, memory=memory)
         self._before = stream[-(blocks.context + 1) :]
         self._ids, self._offsets = ids[end:], np.append(0, offsets[offsets > end] - end)
-        return lambda: self._complete(scores().nll[number:])
+        return lambda: self._complete(scores().nll[num_before:])
 
     def _complete(self, nll: NDArray[np.float32]) -> list[ScoredDocument]:
-        """Return the lines that are complete with the scores of more tokens."""
+        """Add the scores of more tokens, and return the lines that are now complete."""
         known = np.concatenate([self._nll, nll])
         ends = np.cumsum([len(text.ids) for text in self._texts], dtype=np.int64)
-        number = int(np.searchsorted(ends, len(known), side="right"))
-        *parts, self._nll = np.split(known, ends[:number])
-        texts, self._texts = self._texts[:number], self._texts[number:]
+        complete = int(np.searchsorted(ends, len(known), side="right"))
+        *parts, self._nll = np.split(known, ends[:complete])
+        texts, self._texts = self._texts[:complete], self._texts[complete:]
         return [*map(ScoredDocument, texts, parts)]
 
 
@@ -278,34 +286,35 @@ def _read_ahead(
     Each text has `num_before` tokens before it. If reading fails, earlier texts are still yielded
     before the error is raised.
     """
-    reading, room = iter(texts), engine.batch_tokens
-    before: _Result = list
+    remaining, max_tokens = iter(texts), engine.batch_tokens
+    wait_for_previous: _Result = list
     is_last, error = False, None
     while not is_last:
-        together, is_last, error = _read(reading, room, num_before)
-        result = start(together, is_last)
-        if found := before():
-            yield found
-        before, room = result, _BATCHES_PER_GROUP * engine.batch_tokens
-    if found := before():
-        yield found
+        group, is_last, error = _read(remaining, max_tokens, num_before)
+        wait = start(group, is_last)
+        if scored := wait_for_previous():
+            yield scored
+        wait_for_previous, max_tokens = wait, _BATCHES_PER_GROUP * engine.batch_tokens
+    if scored := wait_for_previous():
+        yield scored
     if error is not None:
         raise error
 
 
 def _read(
-    reading: Iterator[EncodedText], room: int, num_before: int
+    remaining: Iterator[EncodedText], max_tokens: int, num_before: int
 ) -> tuple[list[EncodedText], bool, Exception | None]:
-    """Read texts with about `room` tokens. Also return whether these are the last, and the error
-    that stopped reading."""
-    together: list[EncodedText] = []
+    """Read texts with about `max_tokens` tokens. Also return True if these are the last texts, and
+    the error that stopped reading, if any."""
+    group: list[EncodedText] = []
+    num_tokens = 0
     try:
-        while room > 0:
-            text = next(reading, None)
+        while num_tokens < max_tokens:
+            text = next(remaining, None)
             if text is None:
-                return together, True, None
-            together.append(text)
-            room -= num_before + len(text.ids)
+                return group, True, None
+            group.append(text)
+            num_tokens += num_before + len(text.ids)
     except Exception as error:
-        return together, True, error
-    return together, False, None
+        return group, True, error
+    return group, False, None

@@ -1,7 +1,7 @@
 """Ensembles: average the probabilities of several models, word by word, from files of scores.
 
-Weights are given, equal, or fitted with EM. The likelihood is concave in them, so there is a single
-maximum.
+The weights are given, equal, or fitted with EM. The log-likelihood is concave in the weights, so EM
+finds the global maximum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zipflm.units import perplexity
 
 _MAX_STEPS = 2_000
 _MIN_GAIN = 1e-10
-"""EM stops when a step gains less, in nats per word."""
+"""EM stops when a step improves the loss by less than this, in nats per word."""
 
 # Protocol keys that identify the model; all others describe how the text was scored.
 _MODEL_KEYS = ("run", "checkpoint", "weights")
@@ -49,10 +49,10 @@ class Ensemble:
     nats: float
     """Per word."""
     words: int
-    """Includes `</s>`."""
+    """Number of words, including `</s>`."""
     ends: int
     unknown: int
-    """Words that are unknown in at least one file."""
+    """Number of words that are unknown in at least one file."""
     notes: tuple[str, ...]
 
     def report(self) -> dict[str, Any]:
@@ -108,11 +108,11 @@ def ensemble(
     best_weights: bool = False,
     out: str | None = None,
 ) -> Ensemble:
-    """Average the probabilities of several files of scores over the same text.
+    """Average the probabilities in several files of scores for the same text.
 
-    Weights are normalised to sum to 1; the default is equal weights. `best_weights` fits them to
-    this text, which keeps all log-probabilities in memory. `out` is a file for the averaged scores.
-    Raises ValueError if the texts differ, with the first row that does.
+    Weights are normalized to sum to 1; the default is equal weights. `best_weights` fits them to
+    this text, which keeps all log-probabilities in memory. The averaged scores are written to the
+    file `out`. Raises ValueError with the first different row if the texts differ.
     """
     if len(names) < 2:
         raise ValueError("an ensemble needs two or more files from zipflm score --per word")
@@ -122,9 +122,9 @@ def ensemble(
     files = [ScoreFile(name) for name in names]
     blocks = _align(files)
     if best_weights:
-        kept = list(blocks)
-        mixture = em_weights(np.concatenate([_matrix(rows) for rows in kept]))
-        blocks = iter(kept)
+        all_blocks = list(blocks)
+        mixture = em_weights(np.concatenate([_matrix(rows) for rows in all_blocks]))
+        blocks = iter(all_blocks)
     totals = _Sums(len(files))
     with nullcontext() if out is None else destination(out) as file:
         if file is not None:
@@ -140,7 +140,7 @@ def ensemble(
 def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[str, str]:
     protocol = {"run": "ensemble", "weights": _format_weights(mixture)}
     for key in _shared_keys(files):
-        values = {each.protocol.get(key) for each in files}
+        values = {file.protocol.get(key) for file in files}
         protocol[key] = str(values.pop()) if len(values) == 1 else "mixed"
     return protocol
 
@@ -148,7 +148,7 @@ def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[
 def averaged(
     logprob_NM: NDArray[np.float64], mixture_M: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """log of the weighted average of probabilities, [N], from N words under M models.
+    """Return the log of the weighted average of probabilities, [N], for N words and M models.
 
     >>> averaged(np.log([[0.5, 0.1]]), np.array([0.5, 0.5])).round(4)  # log 0.3
     array([-1.204])
@@ -161,7 +161,7 @@ def averaged(
 
 
 def em_weights(logprob_NM: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights [M] that maximise the probability of N words."""
+    """Return the weights [M] that maximize the probability of N words."""
     scaled_NM = np.exp(logprob_NM - logprob_NM.max(axis=1, keepdims=True))
     mixture = np.full(scaled_NM.shape[1], 1 / scaled_NM.shape[1])
     before = -np.inf
@@ -171,18 +171,18 @@ def em_weights(logprob_NM: NDArray[np.float64]) -> NDArray[np.float64]:
         if now - before < _MIN_GAIN:
             break
         before = now
-        # The average share of each model in the probability of a word.
+        # The average contribution of each model to the probability of a word.
         mixture = mixture * (scaled_NM / mean_N[:, None]).mean(axis=0)
         mixture /= mixture.sum()
     return mixture
 
 
-def _check_weights(weights: Sequence[float] | None, number: int) -> NDArray[np.float64]:
+def _check_weights(weights: Sequence[float] | None, count: int) -> NDArray[np.float64]:
     if weights is None:
-        return np.full(number, 1 / number)
-    option = f"--weights {','.join(f'{weight:g}' for weight in weights)}"
-    if len(weights) != number:
-        raise ValueError(f"{option}: {len(weights)} weights for {number} files")
+        return np.full(count, 1 / count)
+    option = f"weights={','.join(f'{weight:g}' for weight in weights)}"
+    if len(weights) != count:
+        raise ValueError(f"{option}: {len(weights)} weights for {count} files; give one per file")
     values: NDArray[np.float64] = np.array(weights, dtype=np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and 0 < values.sum() < np.inf):
         raise ValueError(f"{option}: must be 0 or more, and not all 0")
@@ -191,9 +191,9 @@ def _check_weights(weights: Sequence[float] | None, number: int) -> NDArray[np.f
 
 
 def _align(files: Sequence[ScoreFile]) -> Iterator[list[ScoreRows]]:
-    """Yield the rows of all files in parallel; ValueError if the texts differ."""
+    """Yield the rows of all files in parallel. Raises ValueError if the texts differ."""
     empty = ScoreRows(0, [], np.zeros(0), np.zeros(0, dtype=np.bool_))
-    for rows in zip_longest(*(each.blocks() for each in files), fillvalue=empty):
+    for rows in zip_longest(*(file.blocks() for file in files), fillvalue=empty):
         for file, others in zip(files[1:], rows[1:], strict=True):
             if others.keys != rows[0].keys:
                 _raise_difference(files[0], rows[0], file, others)
@@ -225,7 +225,7 @@ def _describe(key: tuple[int, int, str]) -> str:
 
 
 def _matrix(rows: Sequence[ScoreRows]) -> NDArray[np.float64]:
-    return np.stack([each.logprob for each in rows], axis=1)
+    return np.stack([member.logprob for member in rows], axis=1)
 
 
 class _Sums:
@@ -235,12 +235,12 @@ class _Sums:
         self._words = self._ends = self._any_unknown = self._disputed = 0
 
     def add(self, rows: Sequence[ScoreRows], average: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Add rows; return which words are unknown to at least one model."""
-        for place, each in enumerate(rows):
-            self._sums[place] -= each.logprob.sum()
-            self._unknown[place] += np.count_nonzero(each.unknown)
+        """Add rows, and return a mask of the words that are unknown to at least one model."""
+        for index, member in enumerate(rows):
+            self._sums[index] -= member.logprob.sum()
+            self._unknown[index] += np.count_nonzero(member.unknown)
         self._sums[-1] -= average.sum()
-        flags = np.stack([each.unknown for each in rows], axis=1)
+        flags = np.stack([member.unknown for member in rows], axis=1)
         unknown: NDArray[np.bool_] = np.logical_or.reduce(flags, axis=1)
         self._words += len(average)
         self._ends += sum(word == SPECIALS[END] for _, _, word in rows[0].keys)
@@ -252,8 +252,8 @@ class _Sums:
         notes = _differences(files)
         if self._disputed:
             notes.append(
-                f"{self._disputed:,} words are unknown to some models only; these perplexities are "
-                "not comparable, because <unk> has the probability of all unknown words together"
+                f"{self._disputed:,} words are unknown to only some models; the perplexities are "
+                "not comparable, because <unk> has the total probability of all unknown words"
             )
         *nats, average = (self._sums / self._words).tolist()
         columns = zip(files, mixture.tolist(), nats, self._unknown.tolist(), strict=True)
@@ -283,7 +283,7 @@ def _differences(files: Sequence[ScoreFile]) -> list[str]:
 
 
 def _shared_keys(files: Sequence[ScoreFile]) -> list[str]:
-    keys = dict.fromkeys(key for each in files for key in each.protocol)
+    keys = dict.fromkeys(key for file in files for key in file.protocol)
     return [key for key in keys if key not in _MODEL_KEYS]
 
 

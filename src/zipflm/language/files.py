@@ -1,4 +1,4 @@
-"""Numbered lines of input files, and atomically written output files."""
+"""Reading of numbered lines, and atomic writing of output files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]
 
 
 def decode_line(name: str, number: int, line: bytes, other_remedy: str = "") -> str:
-    """Decode a line; ValueError with file and line number if it is not UTF-8 text."""
+    """Decode a line. Raises ValueError with file and line number if it is not UTF-8 text."""
     if b"\0" in line:
         problem, remedy = "a NUL byte", "or fix the text"
     else:
@@ -49,8 +49,8 @@ class Writable(Protocol):
     def write(self, text: str, /) -> Any: ...
 
 
-def check_destination(option: str, name: str | None, read: Iterable[str | None] = ()) -> None:
-    """Raise ValueError if an output file cannot be written, or is one of the inputs in `read`."""
+def check_destination(option: str, name: str | None, inputs: Iterable[str | None] = ()) -> None:
+    """Raise ValueError if an output file cannot be written, or is one of the input files."""
     if name is None or name == STDIN:
         return
     path = Path(name)
@@ -63,14 +63,14 @@ def check_destination(option: str, name: str | None, read: Iterable[str | None] 
         raise ValueError(f"{option} {name}: a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{option} {name}: no folder {path.parent}; create it first")
-    for other in read:
+    for other in inputs:
         if other is not None and path.is_file() and os.path.exists(other) and path.samefile(other):
             raise ValueError(f"{option} {name}: is also an input file; name another file")
 
 
 @contextmanager
 def destination(name: str | None) -> Iterator[Writable]:
-    """Open stdout for None or `-`, else a text file that appears when it is complete."""
+    """Open stdout for None or `-`, otherwise a text file that only appears when it is complete."""
     if name is None or name == STDIN:
         yield _Terminal() if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()
@@ -88,7 +88,7 @@ def destination(name: str | None) -> Iterator[Writable]:
 
 
 class _Terminal:
-    """Stdout with control characters escaped: text can come from any file."""
+    """Stdout with control characters escaped, because text can come from any file."""
 
     def write(self, text: str) -> None:
         sys.stdout.write("\t".join(map(lines, text.split("\t"))))

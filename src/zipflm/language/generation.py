@@ -1,4 +1,4 @@
-"""Continuations of a prompt, whole or word by word."""
+"""Continuations of a prompt, complete or streamed word by word."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.language.decoding import (
-    GrowingText,
+    Detokenizer,
+    GeneratedWord,
     SamplingOptions,
-    Spelling,
     TextDecoder,
-    WrittenWord,
+    TextInProgress,
     last_line,
 )
 from zipflm.language.engine import Engine
@@ -27,7 +27,7 @@ class Generation:
 
     prompt: str
     continuation: str
-    words: tuple[WrittenWord, ...]
+    words: tuple[GeneratedWord, ...]
     has_slid: bool
     """True if the text is longer than the block, so later words did not see its start."""
 
@@ -53,8 +53,8 @@ class Generation:
         return self.text
 
 
-class Writer:
-    """Continues one prompt, `num` times at once."""
+class TextGenerator:
+    """Generates `num` continuations of a prompt in one batch."""
 
     def __init__(
         self, engine: Engine, reader: TextReader, prompt: str, options: SamplingOptions, num: int
@@ -66,12 +66,12 @@ class Writer:
         ids = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
         line = () if encoded is None else last_line(encoded)
         self.unknown_in_prompt: list[str] = [] if encoded is None else _unknown(encoded)
-        self._decoder = TextDecoder(engine, reader, is_recorded=True)
+        self._decoder = TextDecoder(engine, reader, use_cuda_graph=True)
         self._rows = [
-            GrowingText(
-                reader, ids, Spelling(reader, line, prompt[-1:].isspace()), options, number=number
+            TextInProgress(
+                reader, ids, Detokenizer(reader, line, prompt[-1:].isspace()), options, index=index
             )
-            for number in range(num)
+            for index in range(num)
         ]
 
     @property
@@ -79,17 +79,18 @@ class Writer:
         return any(row.has_slid for row in self._rows)
 
     def all(self) -> list[Generation]:
+        """Generate all texts."""
         for _ in self._steps():
             pass
         return [
-            Generation(self._prompt, row.text, tuple(row.take().words), row.has_slid)
+            Generation(self._prompt, row.text, tuple(row.release().words), row.has_slid)
             for row in self._rows
         ]
 
-    def words(self) -> Iterator[WrittenWord]:
+    def words(self) -> Iterator[GeneratedWord]:
         """Yield the words of the first text as they are generated."""
         for _ in self._steps():
-            yield from self._rows[0].take().words
+            yield from self._rows[0].release().words
 
     def _steps(self) -> Iterator[None]:
         self._decoder.join(self._rows)

@@ -1,7 +1,7 @@
 """Word-by-word scores for beam search (shallow fusion).
 
-A `TextState` is immutable, so any number of texts can continue from it. The model reads the last
-token of a state when it is first continued: a word that nothing follows only costs its score.
+A `TextState` is immutable, so several texts can continue from it. The decoder reads the last token
+of a state when the state is first continued, so it never runs on words that are not continued.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zipflm.data.vocabulary import UNKNOWN
-from zipflm.language.engine import Engine, diverged
+from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.text import Ids
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.kv_cache import KeyValueCache
@@ -28,12 +28,12 @@ class _Past(NamedTuple):
     before: _Past | None
     size: int
 
-    def last(self, number: int) -> tuple[Tensor, Ids]:
-        """The last tokens: at least `number`, if there are that many."""
-        parts, past, found = [], cast("_Past | None", self), 0
-        while past is not None and found < number:
+    def last(self, minimum: int) -> tuple[Tensor, Ids]:
+        """Return at least the last `minimum` tokens, or all if there are fewer."""
+        parts, past, count = [], cast("_Past | None", self), 0
+        while past is not None and count < minimum:
             parts.append(past)
-            found, past = found + len(past.ids), past.before
+            count, past = count + len(past.ids), past.before
         hidden = torch.cat([part.hidden_TD for part in reversed(parts)])
         return hidden, np.concatenate([part.ids for part in reversed(parts)])
 
@@ -53,10 +53,10 @@ class TextState:
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model sees: `</s>` and the text, or the last part of it."""
         # The cache covers all inputs but the last. Once `_hidden` [D], which predicts the next
-        # token, is computed, it covers the last one too.
+        # token, is computed, it covers all of them.
         self._cache = cache
         self._hidden: Tensor | None = None
-        # For cache memories: all tokens so far, or the prefix of a text that was not read yet.
+        # For cache memories: the tokens so far, or a prefix that the model has not read yet.
         self._past, self._prefix = past, prefix
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class TextState:
 
 
 def start(engine: Engine, prefix: Ids) -> TextState:
-    """The state after a prefix, which can be empty."""
+    """Return the state after a prefix, which can be empty."""
     return TextState(tuple(engine.inputs(prefix).tolist()), None, prefix=prefix)
 
 
@@ -74,9 +74,9 @@ def advance(
 ) -> list[tuple[float, TextState]]:
     """Return log p of the next tokens of each state (at least one), and the states after them."""
     logprobs, after = np.zeros(len(states)), list(states)
-    for place in range(max(map(len, tokens), default=0)):
-        rows = [row for row, ids in enumerate(tokens) if place < len(ids)]
-        next_ids = [tokens[row][place] for row in rows]
+    for position in range(max(map(len, tokens), default=0)):
+        rows = [row for row, ids in enumerate(tokens) if position < len(ids)]
+        next_ids = [tokens[row][position] for row in rows]
         hidden = _hidden(engine, [after[row] for row in rows])
         targets = torch.tensor(next_ids, device=engine.device)
         nll = engine.model.output.nll(hidden, targets)
@@ -89,7 +89,7 @@ def advance(
         for row, id in zip(rows, next_ids, strict=True):
             after[row] = _after(engine, after[row], id)
     if not np.isfinite(logprobs).all():
-        raise diverged()
+        raise non_finite_error()
     return list(zip(logprobs.tolist(), after, strict=True))
 
 
@@ -112,12 +112,12 @@ def _remembered(engine: Engine, state: TextState) -> tuple[Tensor, Ids]:
 
 
 def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
-    """Hidden states [N, D] that predict the next token of each state."""
-    waiting = list({id(state): state for state in states if state._hidden is None}.values())
-    for state in waiting:
+    """Return the hidden states [N, D] that predict the next token of each state."""
+    unread = list({id(state): state for state in states if state._hidden is None}.values())
+    for state in unread:
         if state._cache is None:
             _read_all(engine, state)
-    if cached := [state for state in waiting if state._hidden is None]:
+    if cached := [state for state in unread if state._hidden is None]:
         _read_last(engine, cached)
     return torch.stack([state._hidden for state in states if state._hidden is not None])
 
@@ -133,10 +133,10 @@ def _read_all(engine: Engine, state: TextState) -> None:
 
 
 def _read_last(engine: Engine, states: Sequence[TextState]) -> None:
-    together: Any = engine.model.new_ragged_cache()
+    cache: Any = engine.model.new_ragged_cache()
     for state in states:
-        together.join(state._cache, [len(state.inputs) - 1], len(state.inputs))
+        cache.join(state._cache, [len(state.inputs) - 1], len(state.inputs))
     words = torch.tensor([[state.inputs[-1]] for state in states], device=engine.device)
-    hidden = engine.model(words, together)[:, -1]
+    hidden = engine.model(words, cache)[:, -1]
     for row, state in enumerate(states):
-        state._cache, state._hidden = together.row(row), hidden[row]
+        state._cache, state._hidden = cache.row(row), hidden[row]

@@ -6,8 +6,8 @@
     lm.generate("the cat", max_words=50, temperature=0.8, seed=1)
     logprob, state = lm.advance(lm.start(), "the")
 
-Raw text is split like the training text of the run. Texts longer than `block` tokens are scored in
-parts, with `context` tokens before each part.
+Raw text is split into words in the same way as the run's training text. Texts longer than `block`
+tokens are scored in parts, each after `context` tokens of the text before it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from zipflm.data.bpe import join
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
-from zipflm.language.decoding import SamplingOptions, WrittenWord, never_written
+from zipflm.language.decoding import GeneratedWord, SamplingOptions, never_generated
 from zipflm.language.engine import Engine, scored_documents
-from zipflm.language.generation import Generation, Writer
+from zipflm.language.generation import Generation, TextGenerator
 from zipflm.language.incremental import TextState, advance, start
 from zipflm.language.next_words import (
     LikelyWord,
@@ -48,7 +48,7 @@ from zipflm.runs.folder import Choice, parse_choice
 from zipflm.runs.load import LoadedRun, UnseenWords, load_run
 from zipflm.settings import load_object
 
-# Maximum number of words outside the vocabulary that a character CNN keeps, about 100 MB.
+# Maximum number of words outside the vocabulary that a character CNN caches, about 100 MB.
 _MAX_UNSEEN = 1 << 20
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
@@ -69,12 +69,13 @@ def load(
 ) -> TrainedModel:
     """Load a trained model.
 
-    `path` is a run folder or one of its checkpoints, a folder from `zipflm export`, or the id of
-    such a model on the Hugging Face Hub (the last two need the extra `hf`). `checkpoint` is newest
-    (the default), best or a number of updates. `device` defaults to a GPU if there is one. `dtype`
-    is the precision of weights and matrix products; log-probabilities are at least float32.
-    `compile` makes long scoring jobs faster. `block` and `context` are in tokens, by default those
-    of the run. `memory` is mixed with the model: `cache:2000`, a store folder, or a list of them.
+    `path` is a run folder or one of its checkpoints, `state-of-the-union` for the bundled model, a
+    folder from `zipflm export`, or the id of an exported model on the Hugging Face Hub (the last
+    two need the extra `hf`). `checkpoint` is `"newest"` (the default), `"best"` or a number of
+    updates. `device` defaults to a GPU if one is available. `dtype` is the precision of weights and
+    matrix products; log-probabilities are at least float32. `compile` makes long scoring jobs
+    faster. `block` and `context` are in tokens and default to the settings of the run. `memory` is
+    mixed with the model: `cache:2000`, a store folder, or a list of them.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
     memory = (memory,) if isinstance(memory, str) else tuple(memory)
@@ -83,17 +84,17 @@ def load(
     if exported is None:
         run = load_run(path, choice)
     elif choice is not None:
-        raise ValueError(f"--checkpoint {choice}: {exported} has no checkpoints; leave it out")
+        raise ValueError(f"checkpoint={choice}: {exported} has no checkpoints; leave it out")
     else:
         from zipflm.interop.huggingface import exchange
 
-        is_here = os.path.isdir(exported)
-        run = exchange.load_exported(exported if is_here else exchange.download(exported))
+        is_local = os.path.isdir(exported)
+        run = exchange.load_exported(exported if is_local else exchange.download(exported))
     return TrainedModel(run, options, dtype=dtype, compile=compile)
 
 
 def _exported_path(path: str | PathLike[str]) -> str | None:
-    """The path if it is an exported folder or looks like an id on the Hugging Face Hub."""
+    """Return the path if it is an exported folder or looks like an id on the Hugging Face Hub."""
     config = Path(path) / "config.json"
     if config.is_file() and not is_checkpoint(Path(path)):
         return os.fspath(path) if "model_type" in load_object(read_file(config)) else None
@@ -119,8 +120,10 @@ class TrainedModel:
         self.running_blocks: Blocks = options.blocks(run.config)
         """Blocks for `zipflm score --lines running`, as in `evaluate`."""
         self.engine: Engine = _engine(run, options, dtype, compile)
-        spells = run.config.num_predicted < run.config.vocab_size
-        self.unseen: UnseenWords | None = UnseenWords(self.model, _MAX_UNSEEN) if spells else None
+        has_unpredicted_words = run.config.num_predicted < run.config.vocab_size
+        self.unseen: UnseenWords | None = (
+            UnseenWords(self.model, _MAX_UNSEEN) if has_unpredicted_words else None
+        )
         encoder = TextEncoder(run.vocabulary, run.codes, run.splitting, self.unseen)
         self.reader: TextReader = TextReader(
             encoder, run.config.batches.unit, run.config.num_predicted
@@ -161,10 +164,10 @@ class TrainedModel:
     def score(
         self, text: str | Sequence[str], *, prefix: str = ""
     ) -> ScoredText | list[ScoredText]:
-        """Log-probabilities of every word of a text, or of each of several independent texts.
+        """Score every word of a text, or of each text in a list of independent texts.
 
-        A text can have several lines. It starts after `</s>`, and every line ends with one. With a
-        `prefix`, each text continues it.
+        A text can have several lines. The model sees `</s>` before the text, and every line end is
+        scored as `</s>`. With a `prefix`, each text continues the prefix.
         """
         if isinstance(text, str):
             return self.score([text], prefix=prefix)[0]
@@ -184,24 +187,24 @@ class TrainedModel:
         ]
 
     def perplexity(self, text: str) -> float:
-        """Perplexity per word, line ends included."""
+        """Return the perplexity per word, line ends included."""
         return self.score(text).perplexity
 
     # --- Ids and embeddings ---
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Line ends become `</s>`; none is added at the end."""
+        """Convert a text to ids. Line ends become `</s>`; none is added at the end."""
         ids: list[int] = self.reader.prefix(text).tolist()
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids. Words outside the vocabulary are `<unk>`."""
+        """Convert ids to text. Ids outside the vocabulary become `<unk>`."""
         names, splitter = self.vocabulary.words, self.reader.encoder.splitter
         text, pieces, joiner = "", [], splitter.joiner()
         known = [id if 0 <= id < len(names) else UNKNOWN for id in ids]
-        for place, id in enumerate(known, start=1):
+        for count, id in enumerate(known, start=1):
             pieces.append(names[id])
-            if not self.reader.ends_word[id] and place < len(known):
+            if not self.reader.ends_word[id] and count < len(known):
                 continue
             if pieces == [names[END]]:
                 text, joiner = text + "\n", splitter.joiner()
@@ -212,7 +215,10 @@ class TrainedModel:
 
     @torch.inference_mode()
     def embedding(self, word: str) -> Tensor:
-        """Input embedding [D] of a word, summed over its pieces. ValueError for unknown words."""
+        """Return the input embedding [D] of a word, summed over its pieces.
+
+        Raises ValueError for unknown words.
+        """
         ids = self.encode(word)
         if not ids or (UNKNOWN in ids and word != SPECIALS[UNKNOWN]):
             raise ValueError(f"word={quoted(word)}: not in the vocabulary of {self.run}")
@@ -221,47 +227,48 @@ class TrainedModel:
 
     @torch.inference_mode()
     def similar(self, word: str, k: int = 10) -> list[tuple[str, float]]:
-        """The `k` words with the most similar input embeddings, with their cosine similarities.
+        """Return the `k` words with the most similar input embeddings and their cosine
+        similarities.
 
         Sub-word models only compare words that are a single piece.
         """
         require_k(k, self.reader)
-        vector, found = self.embedding(word), []
-        size, at_once = len(self.vocabulary), 8192
-        for first in range(0, size, at_once):
-            ids = torch.arange(first, min(first + at_once, size), device=self.device)
-            found.append(F.cosine_similarity(self.model.input(ids).float(), vector, dim=-1))
-        cosines = torch.cat(found).cpu()
-        cosines[never_written(self.vocabulary)] = -torch.inf
+        vector, parts = self.embedding(word), []
+        size, chunk = len(self.vocabulary), 8192
+        for first in range(0, size, chunk):
+            ids = torch.arange(first, min(first + chunk, size), device=self.device)
+            parts.append(F.cosine_similarity(self.model.input(ids).float(), vector, dim=-1))
+        cosines = torch.cat(parts).cpu()
+        cosines[never_generated(self.vocabulary)] = -torch.inf
         cosines[END] = -torch.inf
         nearest: list[tuple[str, float]] = []
         for id in cosines.argsort(descending=True).tolist():
             name = self.vocabulary.words[id]
             if len(nearest) == k or cosines[id] == -torch.inf:
                 break
-            if name != word and self.reader.is_spelt(name, (id,)):
+            if name != word and self.reader.is_encoding_of(name, (id,)):
                 nearest.append((name, float(cosines[id])))
         return nearest
 
     # --- Word-by-word scoring ---
 
     def start(self, prefix: str = "") -> TextState:
-        """The state of an empty text, or after a prefix."""
+        """Return the state of an empty text, or the state after `prefix`."""
         return start(self.engine, self.reader.prefix(prefix))
 
     def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
         """Return log p(word | state) in nats, and the state after the word; "\\n" ends a line.
 
-        States are immutable: continue from one with any number of words. The decoder runs once per
-        continued state. Scores equal those of `score` while the text fits the block; a longer text
-        continues after its last `context` tokens, as in `generate`.
+        States are immutable, so several words can continue the same state. The decoder runs once
+        per continued state. Scores equal those of `score` as long as the text fits in one block;
+        after that only the last `context` tokens are kept, as in `generate`.
         """
         return self.advance_many([state], [word])[0]
 
     def advance_many(
         self, states: Sequence[TextState], words: Sequence[str]
     ) -> list[tuple[float, TextState]]:
-        """Advance several states at once, each with its word, for example in beam search."""
+        """Advance several states in one batch, one word per state, for example in beam search."""
         if len(states) != len(words):
             raise ValueError(
                 f"{len(words)} words for {len(states)} states; give one word per state"
@@ -289,21 +296,22 @@ class TrainedModel:
     def next_words(
         self, prefix: str | Sequence[str], k: int = 10
     ) -> list[LikelyWord] | list[list[LikelyWord]]:
-        """The `k` most likely words after a prefix, best first, including `</s>` and `<unk>`.
+        """Return the `k` most likely words after a prefix, or after each prefix in a list.
 
-        The result is exact for sub-word models, too: it includes words of several pieces.
+        The most likely word comes first; `</s>` and `<unk>` are included. The result is also exact
+        for sub-word models: it includes words of several pieces.
         """
         if isinstance(prefix, str):
             return self.next_words([prefix], k)[0]
-        ids = [self.reader.prefix(each) for each in prefix]
+        ids = [self.reader.prefix(text) for text in prefix]
         return most_likely_words(self.engine, self.reader, ids, k)
 
     @torch.inference_mode()
     def log_probs(self, prefixes: Sequence[str]) -> Tensor:
-        """log p of every vocabulary entry after each prefix, [N, V]."""
+        """Return log p of every vocabulary entry after each prefix, [N, V]."""
         if isinstance(prefixes, str):
             raise ValueError("prefixes: must be a list, not a string")
-        ids = [self.reader.prefix(each) for each in prefixes]
+        ids = [self.reader.prefix(prefix) for prefix in prefixes]
         hidden, mixture = self.engine.mixture_after(ids)
         log_probs = self.model.output.log_probs(hidden)
         return require_no_nan(log_probs if mixture is None else mixture.log_probs(log_probs))
@@ -329,11 +337,12 @@ class TrainedModel:
         """Generate `num` continuations of a prompt (default: 1).
 
         Words are sampled at `temperature` (0: always the most likely word) from the `top_k` most
-        likely words (0: all), restricted to those that make up `top_p` of the probability. A text
-        ends after `lines` line ends (0: no limit), after `max_words` words including line ends
-        (default: 50), or before a string in `stop`. `max_new_tokens` and `num_return_sequences` are
-        aliases of `max_words` and `num`. Equal arguments with a `seed` give equal texts.
-        Log-probabilities are those of the model, before temperature, top-k and top-p.
+        likely words (0: all), restricted to those that make up `top_p` of the probability. `<unk>`
+        is never generated, unless `forbid_unknown` is False. A text ends after `lines` line ends
+        (0: no limit), after `max_words` words including line ends (default: 50), or before a string
+        in `stop`. The same arguments and seed give the same texts. Log-probabilities are those of
+        the model, before temperature, top-k and top-p. `max_new_tokens` and `num_return_sequences`
+        are aliases of `max_words` and `num`.
         """
         sampling = SamplingOptions(
             max_words=_with_alias("max_words", max_words, "max_new_tokens", max_new_tokens, 50),
@@ -345,22 +354,24 @@ class TrainedModel:
             stop=stop,
             forbid_unknown=forbid_unknown,
         )
-        number = _with_alias("num", num, "num_return_sequences", num_return_sequences, 1)
-        return Writer(self.engine, self.reader, prompt, sampling, number).all()
+        count = _with_alias("num", num, "num_return_sequences", num_return_sequences, 1)
+        return TextGenerator(self.engine, self.reader, prompt, sampling, count).all()
 
-    def stream(self, prompt: str = "", **options: Any) -> Iterator[WrittenWord]:
-        """Yield the words of one continuation. Options as in `generate`, without `num`."""
+    def stream(self, prompt: str = "", **options: Any) -> Iterator[GeneratedWord]:
+        """Yield the words of one continuation. Takes the options of `generate`, except `num`."""
         words, alias = (options.pop(name, None) for name in ("max_words", "max_new_tokens"))
         sampling = SamplingOptions(
             max_words=_with_alias("max_words", words, "max_new_tokens", alias, 50), **options
         )
-        yield from Writer(self.engine, self.reader, prompt, sampling, 1).words()
+        yield from TextGenerator(self.engine, self.reader, prompt, sampling, 1).words()
 
 
 def _with_alias(name: str, value: int | None, alias: str, other: int | None, default: int) -> int:
     if value is not None and other is not None:
         raise ValueError(f"{alias}={other}: an alias of {name}; use only one of them")
-    return next((each for each in (value, other) if each is not None), default)
+    if value is not None:
+        return value
+    return default if other is None else other
 
 
 def _engine(
@@ -375,7 +386,7 @@ def _engine(
     chosen = replace(options, break_mode="none").resolved(run.config)
     blocks = chosen.blocks
     if options.context is None and not blocks.context:
-        # Never score a part of a long text without context.
+        # Give every part of a long text some context.
         blocks = replace(blocks, context=blocks.block // 2)
     model = run.model.to(device=chosen.device, dtype=dtype).eval()
     _require_finite(run, model)
@@ -392,10 +403,10 @@ def _engine(
 
 
 def _require_finite(run: LoadedRun, model: LanguageModel) -> None:
-    """NaN would sort as the most likely word."""
+    """Raise ValueError for non-finite weights: NaN would sort as the most likely word."""
     for name, weights in model.state_dict().items():
         if not torch.isfinite(weights).all():
             raise ValueError(
-                f"{run.checkpoint.path}: {name} is not finite: training diverged; use an earlier "
-                "checkpoint, or dtype=float32 if this was a lower precision"
+                f"{run.checkpoint.path}: {name} contains NaN or infinity; use an earlier "
+                "checkpoint, or dtype=float32 if you loaded it in lower precision"
             )

@@ -28,7 +28,7 @@ FormatName = Literal["kaldi", "moses", "jsonl", "tsv"]
 WORDS, TOTAL = "words", "total"
 """Reserved names of scores: the number of words, and the weighted sum."""
 
-# Kaldi calls hypotheses utterance-1, utterance-2, ...; with a leading zero it is not a rank.
+# Kaldi names hypotheses utterance-1, utterance-2, ... A number with a leading zero is not a rank.
 _RANKED = re.compile(r"(?P<utterance>\S+)-[1-9][0-9]*")
 _ENDINGS: dict[str, FormatName] = {".jsonl": "jsonl", ".tsv": "tsv"}
 
@@ -50,29 +50,29 @@ class Entry:
 
 
 class Format:
-    """Reads and writes lists. Errors do not name file and line; `NBest` adds them."""
+    """Reads and writes lists. `NBest` adds file and line to its error messages."""
 
-    def take_header(self, line: str) -> bool:
-        """Return True if the first line of a list is a header."""
+    def parse_header(self, line: str) -> bool:
+        """Parse the first line of a list. Return True if it is a header."""
         return False
 
     def entry(self, number: int, line: str) -> Entry:
         raise NotImplementedError
 
     def header(self, new: tuple[str, ...]) -> str | None:
-        """The header of a list with these scores added."""
+        """Return the header of a list with these scores added, or None if there is no header."""
         return None
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
-        """The line of an entry with these scores added or replaced."""
+        """Format an entry with these scores added or replaced."""
         raise NotImplementedError
 
     def best(self, entry: Entry) -> str:
-        """The line of an entry in a 1-best list."""
+        """Format an entry for a 1-best list."""
         return " ".join([entry.utterance, *entry.words])
 
     def finish(self) -> None:
-        """Called at the end of the list; ValueError if a companion file has more lines."""
+        """Raise ValueError if a companion file has more lines than the list."""
 
 
 class Kaldi(Format):
@@ -97,7 +97,7 @@ class Kaldi(Format):
         return Entry(ranked["utterance"], text.strip(), scores, number, key)
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
-        # The format has no place for scores.
+        # The format has no field for scores.
         return f"{entry.source} {entry.text}".rstrip()
 
     def finish(self) -> None:
@@ -129,7 +129,7 @@ class _Companion:
         number, line = next(self._lines, (0, ""))
         if number:
             raise ValueError(
-                f"{shown(self._file)}: line {number}: {quoted(line)}: there is no such hypothesis"
+                f"{shown(self._file)}: line {number}: {quoted(line)}: not a hypothesis of the list"
             )
 
 
@@ -178,7 +178,7 @@ def _features(text: str) -> dict[str, float]:
         if len(numbers) == 1:
             scores[name] = numbers[0]
         else:
-            scores |= {f"{name}.{place}": x for place, x in enumerate(numbers, start=1)}
+            scores |= {f"{name}.{index}": x for index, x in enumerate(numbers, start=1)}
     return scores
 
 
@@ -191,7 +191,7 @@ class JsonLines(Format):
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str):
-            raise ValueError(f'"id" must be a string or a whole number, not {quoted(key)}')
+            raise ValueError(f'"id" must be a string or an integer, not {quoted(key)}')
         if not isinstance(record.get("text"), str):
             raise ValueError(f'"text" must be a string, not {quoted(record.get("text"))}')
         scores = record.get("scores", {})
@@ -212,7 +212,7 @@ class Table(Format):
     def __init__(self) -> None:
         self._columns: list[str] = []
 
-    def take_header(self, line: str) -> bool:
+    def parse_header(self, line: str) -> bool:
         columns = line.split("\t")
         for name in ("id", "text"):
             if name not in columns:
@@ -220,9 +220,9 @@ class Table(Format):
                     f"has no column {name}; the first line must be a header with id, text and the "
                     f"names of the scores, separated by tabs, not {quoted(line)}"
                 )
-        twice = [name for name in columns if columns.count(name) > 1 or not name]
-        if twice:
-            raise ValueError(f"the column {quoted(twice[0])} is repeated or has no name")
+        invalid = [name for name in columns if columns.count(name) > 1 or not name]
+        if invalid:
+            raise ValueError(f"the column {quoted(invalid[0])} is repeated or has no name")
         self._columns = columns
         return True
 
@@ -247,7 +247,7 @@ class Table(Format):
 
 
 def parse_object(line: str) -> dict[str, Any]:
-    """Parse a JSON object; ValueError for anything else."""
+    """Parse a JSON object. Raises ValueError for anything else."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -289,7 +289,7 @@ class NBest:
         costs: Mapping[str, str] | None = None,
         encoding: str = UTF_8,
     ) -> None:
-        """`format` defaults to the ending of the file name. `scores` and `costs` are companion
+        """`format` is inferred from the file name by default. `scores` and `costs` are companion
         files for Kaldi, by score name."""
         self.name: str = name
         self.encoding: str = check_encoding(encoding)
@@ -297,41 +297,41 @@ class NBest:
         self.format: Format = _new_format(self.format_name, scores or {}, costs or {})
 
     def num_lines(self) -> int | None:
-        """Number of lines of a plain file, for progress bars; None for other sources."""
+        """Return the number of lines of a plain file, for progress bars; None for other sources."""
         if not os.path.isfile(self.name) or self.name.endswith(COMPRESSED):
             return None
         with open(self.name, "rb") as file:
             return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
     def utterances(self) -> Iterator[list[Entry]]:
-        """Yield the entries of every utterance; can be called once.
+        """Yield the entries of every utterance. Can only be called once.
 
         Raises ValueError with file and line for invalid input.
         """
         first_lines: dict[str, int] = {}
-        together: list[Entry] = []
+        entries: list[Entry] = []
         for entry in self._entries():
-            if together and entry.utterance == together[0].utterance:
-                together.append(entry)
+            if entries and entry.utterance == entries[0].utterance:
+                entries.append(entry)
                 continue
             if entry.utterance in first_lines:
                 raise ValueError(
                     f"{shown(self.name)}: line {entry.line}: utterance {unquoted(entry.utterance)} "
                     f"already started at line {first_lines[entry.utterance]}; put the hypotheses "
-                    "of an utterance together"
+                    "of an utterance on consecutive lines"
                 )
             first_lines[entry.utterance] = entry.line
-            if together:
-                yield together
-            together = [entry]
-        if not together:
+            if entries:
+                yield entries
+            entries = [entry]
+        if not entries:
             raise ValueError(f"{shown(self.name)}: no hypotheses; name another file")
-        yield together
+        yield entries
 
     def _entries(self) -> Iterator[Entry]:
         for number, line in numbered_lines(self.name, self.encoding):
             try:
-                if number == 1 and self.format.take_header(line):
+                if number == 1 and self.format.parse_header(line):
                     continue
                 entry = self.format.entry(number, line)
                 if WORDS in entry.scores:
@@ -347,7 +347,7 @@ class NBest:
 def read_references(
     name: str, format_name: FormatName, encoding: str = UTF_8
 ) -> dict[str, list[str]]:
-    """Read reference transcripts, by utterance.
+    """Read reference transcripts. Return the words by utterance id.
 
     Files ending in .jsonl or .tsv have ids and texts as in n-best lists. Other files have one
     utterance per line: its id and words, or for Moses only the words, in the order of the ids.

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, UNKNOWN
-from zipflm.language.engine import Engine, diverged
+from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.text import Ids, TextReader
 from zipflm.memory.mixing import Mixture
 from zipflm.model.sampling import most_likely
 
-MOST_PIECES = 64
+MAX_PIECES = 64
 """Maximum number of pieces per word."""
 
 
@@ -33,29 +33,29 @@ class LikelyWord(NamedTuple):
 def most_likely_words(
     engine: Engine, reader: TextReader, prefixes: Sequence[Ids], k: int
 ) -> list[list[LikelyWord]]:
-    """The `k` most likely words after each prefix, most likely first."""
+    """Return the `k` most likely words after each prefix, most likely first."""
     require_k(k, reader)
     if engine.unit == "bpe":
         return [_in_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes]
     return _whole_words(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
 
 
-def most_likely_instead(
+def most_likely_words_at(
     engine: Engine,
     reader: TextReader,
     document: Ids,
-    places: NDArray[np.int64],
+    positions: NDArray[np.int64],
     k: int,
     skip: int = 0,
 ) -> list[list[LikelyWord]]:
-    """The `k` most likely words of a sub-word model at these places of a document.
+    """Return the `k` most likely words of a sub-word model at these positions of a document.
 
     The model sees the same context as in scoring.
     """
-    before = engine.inputs_before(document, places, skip)
+    before = engine.inputs_before(document, positions, skip)
     return [
-        _in_pieces(reader, _Pieces(engine, inputs, document[:place], context), k)
-        for place, (inputs, context) in zip(places.tolist(), before, strict=True)
+        _in_pieces(reader, _Pieces(engine, inputs, document[:position], context), k)
+        for position, (inputs, context) in zip(positions.tolist(), before, strict=True)
     ]
 
 
@@ -67,9 +67,9 @@ def require_k(k: int, reader: TextReader, name: str = "k") -> None:
 
 
 def require_no_nan(log_probs: Tensor) -> Tensor:
-    """Raise ValueError for NaN, which would sort as the most likely word."""
+    """Raise ValueError for NaN: it would sort as the most likely word."""
     if log_probs.isnan().any():
-        raise diverged()
+        raise non_finite_error()
     return log_probs
 
 
@@ -91,8 +91,8 @@ def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
     found: list[LikelyWord] = []
     for path, logprob in _paths(reader, pieces):
         word = join([reader.vocabulary.words[piece] for piece in path])
-        # A word can be split into pieces in many ways, but the model was trained on only one.
-        if path in ((END,), (UNKNOWN,)) or reader.is_spelt(word, path):
+        # A word can be split into pieces in several ways, but only one was used in training.
+        if path in ((END,), (UNKNOWN,)) or reader.is_encoding_of(word, path):
             found.append(LikelyWord(word, logprob))
             if len(found) == k:
                 break
@@ -100,46 +100,46 @@ def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
 
 
 def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield sequences of pieces that form a word, with their log-probabilities, best first.
+    """Yield sequences of pieces that form a word, with log-probabilities, most likely first.
 
-    A sequence is at most as likely as its prefix, so the first one to leave the queue is the best
-    of the rest. The queue only holds the best remaining piece for each prefix.
+    A sequence is at most as likely as its prefix, so the first one to leave the queue is the most
+    likely of the rest. The queue only holds the most likely remaining piece for each prefix.
     """
     queue: list[tuple[float, tuple[int, ...], int]] = []
     prefixes: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
 
-    def put(prefix: tuple[int, ...], place: int) -> None:
+    def push(prefix: tuple[int, ...], rank: int) -> None:
         before, values, _ = prefixes[prefix]
-        if place < len(values) and values[place] > -np.inf:
-            heapq.heappush(queue, (-(before + float(values[place])), prefix, place))
+        if rank < len(values) and values[rank] > -np.inf:
+            heapq.heappush(queue, (-(before + float(values[rank])), prefix, rank))
 
     def expand(prefix: tuple[int, ...], logprob: float) -> None:
         prefixes[prefix] = (logprob, *pieces.after(prefix))
-        put(prefix, 0)
+        push(prefix, 0)
 
     expand((), 0.0)
     while queue:
-        nll, prefix, place = heapq.heappop(queue)
-        path = (*prefix, int(prefixes[prefix][2][place]))
-        put(prefix, place + 1)
+        nll, prefix, rank = heapq.heappop(queue)
+        path = (*prefix, int(prefixes[prefix][2][rank]))
+        push(prefix, rank + 1)
         if reader.ends_word[path[-1]]:
             yield path, -nll
-        elif len(path) < MOST_PIECES:
+        elif len(path) < MAX_PIECES:
             expand(path, -nll)
 
 
 class _Pieces:
-    """Log-probabilities of pieces after some inputs, which are read once.
+    """Computes log-probabilities of pieces after `inputs`, which the model reads once.
 
-    `inputs` are the end of `text`, and memories can know more of it. The first `context` inputs
-    were scored in an earlier part, which is where memories have them from.
+    `inputs` are the end of `text`; memories can contain more of the text. The first `context`
+    inputs belong to an earlier part, so memories use their hidden states from that part.
     """
 
     def __init__(self, engine: Engine, inputs: Ids, text: Ids, context: int = 0) -> None:
         words = torch.from_numpy(inputs).to(engine.device)
         self._engine = engine
         with torch.inference_mode():
-            self._cache = engine.model.new_cache(1, len(inputs) + MOST_PIECES)
+            self._cache = engine.model.new_cache(1, len(inputs) + MAX_PIECES)
             read: Tensor = engine.model(words[None], self._cache)[0]
         self._last = read[-1:]
         self._before: Any = self._cache.snapshot()
@@ -147,8 +147,8 @@ class _Pieces:
 
     @torch.inference_mode()
     def after(self, pieces: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Log-probabilities of all pieces in descending order, and their ids (as int32, because
-        thousands of these can be kept)."""
+        """Return the log-probabilities of all pieces after `pieces`, in descending order, and
+        their ids (int32, because thousands of these arrays can be kept)."""
         engine, hidden = self._engine, self._last
         if pieces:
             self._cache.restore(self._before)

@@ -76,8 +76,8 @@ def run_scorer(
 
 
 def _open(nbest: str, options: RescoreOptions) -> OpenLists | Development:
-    read = [nbest, options.reference, *options.scores.values(), *options.costs.values()]
-    if read.count("-") > 1:
+    inputs = [nbest, options.reference, *options.scores.values(), *options.costs.values()]
+    if inputs.count("-") > 1:
         raise ValueError("-: standard input can only be used once; use files for the others")
     source = NBest(
         nbest,
@@ -93,8 +93,8 @@ def _open(nbest: str, options: RescoreOptions) -> OpenLists | Development:
         check_names(options.tune, options.weights)
     if options.results.scores_out is not None and source.format_name != "kaldi":
         raise ValueError("--scores-out: only for --format kaldi; leave it out")
-    check_destination("--out", options.results.out, read)
-    check_destination("--scores-out", options.results.scores_out, read)
+    check_destination("--out", options.results.out, inputs)
+    check_destination("--scores-out", options.results.scores_out, inputs)
     if options.reference is None:
         return open_lists(source, options.weights, options.name)
     names = options.tune or None

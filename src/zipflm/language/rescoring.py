@@ -1,6 +1,6 @@
 """Rescoring of n-best lists.
 
-The common prefix of the hypotheses of an utterance is read once. Utterances with a short common
+The model reads the common prefix of an utterance's hypotheses once. Utterances with a short common
 prefix, and hypotheses longer than the block, are scored like other texts.
 """
 
@@ -23,14 +23,14 @@ from torch.nn.utils.rnn import pad_sequence
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, PAD
 from zipflm.evaluation.progress import progress_label, report_progress
-from zipflm.language.engine import Engine, diverged
+from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.files import Writable, destination
 from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, format_score
 from zipflm.language.text import Ids
 from zipflm.messages import quoted, unquoted
 from zipflm.model.language_model import LanguageModel
 
-# Minimum share of positions saved. Below, it is cheaper to batch an utterance with others.
+# Minimum fraction of positions saved. Below it, batching an utterance with others is faster.
 _MIN_SAVED = 0.25
 
 _NO_TARGET = -1
@@ -40,7 +40,7 @@ _NO_TARGET = -1
 class _Utterance:
     """The hypotheses of an utterance that fit into a block."""
 
-    places: list[int]
+    indices: list[int]
     """Indices among all hypotheses."""
     inputs: list[Ids]
     """`</s>` and the ids of each hypothesis."""
@@ -60,14 +60,14 @@ class _Utterance:
 class PrefixSharingScorer:
     """A `HypothesisScorer` that reads common prefixes once."""
 
-    def __init__(self, engine: Engine, ids_of: Callable[[str], Ids]) -> None:
-        """`ids_of` returns the ids of a text, including the final `</s>`."""
-        self._engine, self._ids_of = engine, ids_of
+    def __init__(self, engine: Engine, encode: Callable[[str], Ids]) -> None:
+        """`encode` returns the ids of a text, including the final `</s>`."""
+        self._engine, self._encode = engine, encode
 
     def log_probs_of(self, utterances: Sequence[Sequence[str]]) -> list[list[float]]:
-        documents = [self._ids_of(text) for texts in utterances for text in texts]
-        found = np.zeros(len(documents))
-        alone = set(range(len(documents)))
+        documents = [self._encode(text) for texts in utterances for text in texts]
+        log_probs = np.zeros(len(documents))
+        unshared = set(range(len(documents)))
         by_shared = defaultdict(list)
         first = 0
         for texts in utterances:
@@ -76,26 +76,27 @@ class PrefixSharingScorer:
             # Memories need all words of each text in order.
             if utterance.is_worth_sharing and self._engine.memories is None:
                 by_shared[utterance.shared].append(utterance)
-                alone -= set(utterance.places)
+                unshared -= set(utterance.indices)
         for shared in sorted(by_shared):
-            for together in self._batches(by_shared[shared]):
-                places = [place for utterance in together for place in utterance.places]
-                found[places] = self._shared(documents, together)
-        rest = sorted(alone)
-        for place, nll in zip(rest, self._engine.nll([documents[i] for i in rest]), strict=True):
-            found[place] = -nll.sum(dtype=np.float64)
-        values = iter(found.tolist())
+            for batch in self._batches(by_shared[shared]):
+                indices = [index for utterance in batch for index in utterance.indices]
+                log_probs[indices] = self._shared(documents, batch)
+        rest = sorted(unshared)
+        for index, nll in zip(rest, self._engine.nll([documents[i] for i in rest]), strict=True):
+            log_probs[index] = -nll.sum(dtype=np.float64)
+        values = iter(log_probs.tolist())
         return [[next(values) for _ in texts] for texts in utterances]
 
-    def _utterance(self, documents: Sequence[Ids], places: Sequence[int]) -> _Utterance:
-        fitting = [place for place in places if len(documents[place]) <= self._engine.blocks.block]
-        inputs = [np.append(END, documents[place][:-1]) for place in fitting]
+    def _utterance(self, documents: Sequence[Ids], indices: Sequence[int]) -> _Utterance:
+        block = self._engine.blocks.block
+        fitting = [index for index in indices if len(documents[index]) <= block]
+        inputs = [np.append(END, documents[index][:-1]) for index in fitting]
         return _Utterance(fitting, inputs, _common_length(inputs))
 
     def _batches(self, utterances: list[_Utterance]) -> Iterator[list[_Utterance]]:
         batch: list[_Utterance] = []
-        for utterance in sorted(utterances, key=lambda one: one.longest):
-            # The last one is the longest, and sets the cache size of the batch.
+        for utterance in sorted(utterances, key=lambda utterance: utterance.longest):
+            # The last utterance is the longest and determines the cache size of the batch.
             if batch and (len(batch) + 1) * utterance.longest > self._engine.batch_tokens:
                 yield batch
                 batch = []
@@ -105,23 +106,25 @@ class PrefixSharingScorer:
 
     @torch.inference_mode()
     def _shared(self, documents: Sequence[Ids], batch: list[_Utterance]) -> NDArray[np.float64]:
-        """log p of the hypotheses of utterances with equally long common prefixes."""
+        """Return log p of the hypotheses of utterances with common prefixes of the same length."""
         model, device = self._engine.model, self._engine.device
         shared, longest = batch[0].shared, max(utterance.longest for utterance in batch)
-        inputs_UP = torch.from_numpy(np.stack([one.inputs[0][:shared] for one in batch]))
+        prefixes = [utterance.inputs[0][:shared] for utterance in batch]
+        inputs_UP = torch.from_numpy(np.stack(prefixes))
         inputs_UP = inputs_UP.to(device)
         cache = model.new_cache(len(batch), longest)
         hidden_UPD = model(inputs_UP, cache)
-        # The loss of the prefix itself; its last state predicts the first word after it.
+        # The loss of the prefix. Its last hidden state predicts the first word after it.
         nll_U = _sums(model, hidden_UPD[:, :-1], inputs_UP[:, 1:])
-        owners = np.repeat(np.arange(len(batch)), [len(one.inputs) for one in batch])
-        places = [place for utterance in batch for place in utterance.places]
-        rests = [documents[place][shared - 1 :] for place in places]
+        num_hypotheses = [len(utterance.inputs) for utterance in batch]
+        owners = np.repeat(np.arange(len(batch)), num_hypotheses)
+        indices = [index for utterance in batch for index in utterance.indices]
+        rests = [documents[index][shared - 1 :] for index in indices]
         order = np.argsort([len(rest) for rest in rests], kind="stable")
-        nll_N = torch.zeros(len(places), dtype=torch.float64, device=device)
-        rows_at_once = max(self._engine.batch_tokens // longest, 1)
-        for start in range(0, len(order), rows_at_once):
-            rows = order[start : start + rows_at_once]
+        nll_N = torch.zeros(len(indices), dtype=torch.float64, device=device)
+        batch_rows = max(self._engine.batch_tokens // longest, 1)
+        for start in range(0, len(order), batch_rows):
+            rows = order[start : start + batch_rows]
             owners_N = torch.from_numpy(owners[rows]).to(device)
             targets_NW = _padded([rests[row] for row in rows], _NO_TARGET).to(device)
             hidden_NWD = hidden_UPD[owners_N, -1:]
@@ -133,12 +136,12 @@ class PrefixSharingScorer:
             nll_N[at] = nll_U[owners_N] + _sums(model, hidden_NWD, targets_NW)
         log_probs: NDArray[np.float64] = -nll_N.cpu().numpy()
         if not np.isfinite(log_probs).all():
-            raise diverged()
+            raise non_finite_error()
         return log_probs
 
 
 def _sums(model: LanguageModel, hidden_NWD: Tensor, targets_NW: Tensor) -> Tensor:
-    """-log p per row [N] of the targets that are not padding, in float64."""
+    """Return -log p [N] in float64, summed over the targets of each row that are not padding."""
     scored_NW = targets_NW != _NO_TARGET
     nll = model.output.nll(hidden_NWD[scored_NW], targets_NW[scored_NW])
     sums_N = torch.zeros(len(targets_NW), dtype=torch.float64, device=nll.device)
@@ -152,7 +155,7 @@ def _padded(rows: Sequence[Ids], padding: int) -> Tensor:
 
 
 def _common_length(rows: Sequence[Ids]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     if not rows:
         return 0
     length = min(map(len, rows))
@@ -168,9 +171,9 @@ class HypothesisScorer(Protocol):
     """A language model for rescoring."""
 
     def log_probs_of(self, utterances: Sequence[Sequence[str]]) -> list[list[float]]:
-        """log p in nats of every text of every utterance, including `</s>`.
+        """Return log p in nats of every text of every utterance, including `</s>`.
 
-        The texts of an utterance are distinct, and can be empty.
+        The texts of an utterance are distinct and can be empty.
         """
         ...
 
@@ -183,13 +186,13 @@ class ScoredEntry:
     lm: float
 
     def value(self, name: str, lm: str) -> float:
-        """A score by name; `lm` is the name of the model's score."""
+        """Return a score by name. `lm` is the name of the model's score."""
         if name == lm:
             return self.lm
         return float(len(self.entry.words)) if name == WORDS else self.entry.scores[name]
 
     def total(self, weights: Mapping[str, float], lm: str) -> float:
-        """The weighted sum, in the order of the weights, as in tuning."""
+        """Return the weighted sum, computed in the order of the weights, as in tuning."""
         total = 0.0
         for name, weight in weights.items():
             if weight:
@@ -200,7 +203,7 @@ class ScoredEntry:
 def scored(
     utterances: Iterable[list[Entry]], scorer: HypothesisScorer, total: int | None = None
 ) -> Iterator[list[ScoredEntry]]:
-    """Add the model's scores to utterances; `total` is the number of hypotheses for progress."""
+    """Add the model's scores to utterances. `total` is the number of hypotheses, for progress."""
     for group in _groups(utterances):
         yield from _scored_group(group, scorer)
         with progress_label("rescoring"):
@@ -221,19 +224,19 @@ def _groups(utterances: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
 def _scored_group(
     group: list[list[Entry]], scorer: HypothesisScorer
 ) -> Iterator[list[ScoredEntry]]:
-    # Score each text once: hypotheses can differ only in alignment or times.
+    # Score each text once: some hypotheses only differ in alignment or times.
     texts = [list(dict.fromkeys(" ".join(entry.words) for entry in entries)) for entries in group]
-    found = scorer.log_probs_of(texts)
-    for entries, known, log_probs in zip(group, texts, found, strict=True):
-        by_text = dict(zip(known, log_probs, strict=True))
+    scores = scorer.log_probs_of(texts)
+    for entries, distinct, log_probs in zip(group, texts, scores, strict=True):
+        by_text = dict(zip(distinct, log_probs, strict=True))
         yield [ScoredEntry(entry, by_text[" ".join(entry.words)]) for entry in entries]
 
 
 def ranked(
     utterance: list[ScoredEntry], weights: Mapping[str, float], lm: str
 ) -> list[tuple[ScoredEntry, float]]:
-    """The hypotheses with their totals, best first; ties keep the order of the list."""
-    totals = [(one, one.total(weights, lm)) for one in utterance]
+    """Return the hypotheses with their totals, best first. Ties keep the order of the list."""
+    totals = [(entry, entry.total(weights, lm)) for entry in utterance]
     return sorted(totals, key=lambda pair: -pair[1])
 
 
@@ -283,7 +286,7 @@ def _check_scores(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> 
 
 
 def rescore(lists: OpenLists, scorer: HypothesisScorer, results: Results) -> int:
-    """Score, sort and write lists; return the number of utterances."""
+    """Score, sort and write lists. Return the number of utterances."""
     utterances = scored(lists.utterances, scorer, lists.nbest.num_lines())
     return write(lists.nbest, utterances, lists.weights, lm=lists.lm, results=results)
 
@@ -296,8 +299,8 @@ def write(
     lm: str,
     results: Results,
 ) -> int:
-    """Write utterances, best hypothesis first; return their number."""
-    number = 0
+    """Write utterances, best hypothesis first. Return their number."""
+    count = 0
     with ExitStack() as files:
         out = files.enter_context(destination(results.out))
         scores_out: Writable | None = None
@@ -306,18 +309,19 @@ def write(
         if not results.one_best and (header := nbest.format.header((lm, TOTAL))):
             out.write(f"{header}\n")
         for utterance in utterances:
-            number += 1
+            count += 1
             order = ranked(utterance, weights, lm)
             if results.one_best:
                 out.write(f"{nbest.format.best(order[0][0].entry)}\n")
             else:
-                for one, total in order:
-                    out.write(f"{nbest.format.line(one.entry, {lm: one.lm, TOTAL: total})}\n")
+                for item, total in order:
+                    new = {lm: item.lm, TOTAL: total}
+                    out.write(f"{nbest.format.line(item.entry, new)}\n")
             if scores_out is not None:
-                for one, total in order:
-                    numbers = f"{format_score(one.lm)} {format_score(total)}"
-                    scores_out.write(f"{one.entry.source} {numbers}\n")
-    return number
+                for item, total in order:
+                    numbers = f"{format_score(item.lm)} {format_score(total)}"
+                    scores_out.write(f"{item.entry.source} {numbers}\n")
+    return count
 
 
 # --- Weights, e.g. lm=0.7,words=-0.2 ---
@@ -348,7 +352,7 @@ def parse_weights(text: str) -> dict[str, float]:
 
 
 def format_weights(weights: Mapping[str, float]) -> str:
-    """The inverse of `parse_weights`.
+    """Format weights for `parse_weights`.
 
     >>> format_weights({"lm": 0.7, "words": -2.0})
     'lm=0.7,words=-2'
@@ -376,8 +380,8 @@ def complete_weights(given: Mapping[str, float], names: Iterable[str], lm: str) 
     parts = [name for name in given if name in names and name != TOTAL]
     if TOTAL in names and TOTAL not in given and parts:
         raise ValueError(
-            f"--weights: the total of the list can already include {unquoted(parts[0])}; also give "
-            f"{TOTAL} a weight, 0 to ignore it or 1 to add to it"
+            f"--weights: the total of the list may already include {unquoted(parts[0])}; also set "
+            f"{TOTAL}=0 to ignore the total, or {TOTAL}=1 to add to it"
         )
     defaults = {name: float(TOTAL not in names or name == TOTAL) for name in names}
     return defaults | {lm: 1.0, WORDS: 0.0} | dict(given)

@@ -1,6 +1,6 @@
-"""`zipflm score`: score lines as they are read, in bounded memory, and format rows.
+"""`zipflm score`: score lines while they are read, with limited memory, and format rows.
 
-With `--lines running`, text is split as in `evaluate`, so the numbers are the same.
+With `--lines running`, text is split as in `evaluate`, so both give the same numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zipflm.evaluation.progress import report_progress
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
 from zipflm.language.files import decode_line
 from zipflm.language.model import TrainedModel
-from zipflm.language.next_words import LikelyWord, most_likely_instead, require_k
+from zipflm.language.next_words import LikelyWord, most_likely_words_at, require_k
 from zipflm.language.score_table import RowFormat, header_line, rounded, row_line
 from zipflm.language.text import EncodedText, WordFacts, nll_per_word, scored_words
 from zipflm.units import NATS, perplexity
@@ -119,28 +119,28 @@ class _File:
     def __init__(
         self, lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
     ) -> None:
-        """`total` is the size of all files in bytes, for progress."""
+        """`total` is the size of all files in bytes, for progress bars."""
         self._lm, self._name, self._options, self._total = lm, name, options, total
         self._prefix = lm.reader.prefix(options.prefix)
-        self._searches = lm.engine.unit == "bpe"
+        self._is_subword = lm.engine.unit == "bpe"
 
     def scored(self) -> Iterator[list[ScoredLine]]:
         lm, prefix, groups = self._lm, self._prefix, self._groups()
         if self._options.lines == "running":
             lines = chain.from_iterable(groups)
-            found = scored_lines(lm.engine, lines, prefix, lm.running_blocks)
+            scored = scored_lines(lm.engine, lines, prefix, lm.running_blocks)
         else:
             # Yield the scores of available lines before waiting for more input.
-            top = 0 if self._searches else self._options.top
-            found = chain.from_iterable(
+            top = 0 if self._is_subword else self._options.top
+            scored = chain.from_iterable(
                 scored_documents(lm.engine, lines, prefix, top) for lines in groups
             )
         number = count(1)
-        for documents in found:
+        for documents in scored:
             yield [self._line(next(number), document) for document in documents]
 
     def _groups(self) -> Iterator[Iterator[EncodedText]]:
-        """Yield groups of the lines that are available."""
+        """Yield the available lines in groups."""
         options, first = self._options, 1
         for lines, consumed in line_groups(
             self._name, encoding=options.encoding, errors=options.errors
@@ -149,9 +149,9 @@ class _File:
             first += len(lines)
 
     def _encoded(self, first: int, lines: list[bytes], consumed: int) -> Iterator[EncodedText]:
-        """`first` is the number of the first line, and `consumed` the size in bytes."""
-        for place, line in enumerate(lines):
-            yield self._lm.reader.line(self._text(first + place, line))
+        """Encode lines. `first` is the number of the first line, `consumed` the size in bytes."""
+        for number, line in enumerate(lines, start=first):
+            yield self._lm.reader.line(self._text(number, line))
         report_progress(consumed, self._total)
 
     def _text(self, number: int, line: bytes) -> str:
@@ -165,11 +165,11 @@ class _File:
         return ScoredLine(shown(self._name), number, document.text, nll, top)
 
     def _top(self, document: ScoredDocument) -> list[list[LikelyWord]]:
-        """The most likely alternatives for each word."""
-        lm, text, skip = self._lm, document.text, len(self._prefix)
-        if self._searches:
-            ids, places = np.concatenate([self._prefix, text.ids]), skip + text.starts
-            return most_likely_instead(lm.engine, lm.reader, ids, places, self._options.top, skip)
+        """Return the most likely words at the position of each word."""
+        lm, text, skip, top = self._lm, document.text, len(self._prefix), self._options.top
+        if self._is_subword:
+            ids, positions = np.concatenate([self._prefix, text.ids]), skip + text.starts
+            return most_likely_words_at(lm.engine, lm.reader, ids, positions, top, skip)
         words = lm.vocabulary.words
         return [[LikelyWord(words[i], value) for i, value in likely] for likely in document.top]
 
@@ -178,12 +178,12 @@ class _File:
 class ScoredLine:
     file: str
     number: int
-    """From 1."""
+    """Line number, from 1."""
     encoded: EncodedText
     nll: NDArray[np.float64]
     """Per word, in nats."""
     top: Sequence[Sequence[LikelyWord]] | None = None
-    """The most likely alternatives for each word, if requested."""
+    """The most likely words at each position, if requested."""
 
 
 @dataclass
@@ -246,17 +246,18 @@ class ScoreTable:
             yield self._row({"lines": self._all.lines} | self._sums(self._all))
 
     def _words(self, line: ScoredLine) -> Iterator[str]:
-        for place, word in enumerate(scored_words(line.encoded, line.nll, self._facts)):
+        for index, word in enumerate(scored_words(line.encoded, line.nll, self._facts)):
             if word.is_end and not self._options.ends:
                 continue
-            row: dict[str, Any] = {"line": line.number, "position": place + 1, "word": word.word}
+            row: dict[str, Any] = {"line": line.number, "position": index + 1, "word": word.word}
             if self._options.format == "surprisal":
                 yield self._row(row | {"surprisal": word.surprisal})
                 continue
             row[self._options.score] = self._in_unit(word.logprob)
             row |= {"band": word.band, "count": word.count, "unknown": word.is_unknown}
             if line.top is not None:
-                row["top"] = [(each.word, self._in_unit(each.logprob)) for each in line.top[place]]
+                likely = line.top[index]
+                row["top"] = [(word, self._in_unit(logprob)) for word, logprob in likely]
             yield self._row(row, line.file)
 
     def _totals(self, line: ScoredLine) -> _Totals:
@@ -276,7 +277,7 @@ class ScoreTable:
             "words": totals.words,
             "unknown": totals.unknown,
             self._options.score: self._in_unit(-totals.nll),
-            # None without words, or if it overflows.
+            # None if there are no words or the value overflows.
             "perplexity": per_word if per_word < math.inf else None,
         }
 

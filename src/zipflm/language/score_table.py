@@ -43,7 +43,7 @@ class ScoreRows:
 
 
 class ScoreFile:
-    """A file of scores. The header is read at once, the rows by `blocks`, in one pass."""
+    """A file of scores. The header is read immediately. `blocks` reads the rows in one pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class ScoreFile:
             self.columns, self.protocol = read_header(header)
         except ValueError as error:
             raise ValueError(f"{shown(name)}: line 1: {error}") from None
-        self._score = next((each for each in NATS if each in self.columns), "logprob")
+        self._score = next((unit for unit in NATS if unit in self.columns), "logprob")
         for column in ("line", "position", "word", self._score):
             if column not in self.columns:
                 raise ValueError(
@@ -66,7 +66,7 @@ class ScoreFile:
                 )
 
     def blocks(self) -> Iterator[ScoreRows]:
-        """Yield all rows; ValueError with the line number for an invalid one."""
+        """Yield all rows in blocks. Raises ValueError with the line number for an invalid row."""
         empty = True
         while lines := list(islice(self._lines, _ROWS_PER_BLOCK)):
             empty = False
@@ -90,9 +90,9 @@ class ScoreFile:
         logprob = np.array(values, dtype=np.float64) * NATS[self._score]
         is_log = np.isfinite(logprob) & (logprob <= _MAX_LOGPROB)
         if not is_log.all():
-            place = int(np.argmin(is_log))
+            index = int(np.argmin(is_log))
             raise ValueError(
-                f"{shown(self.name)}: line {lines[place][0]}: {self._score} {values[place]:g} is "
+                f"{shown(self.name)}: line {lines[index][0]}: {self._score} {values[index]:g} is "
                 "not the logarithm of a probability"
             )
         return ScoreRows(lines[0][0], keys, logprob, np.array(unknown, dtype=np.bool_))
@@ -122,7 +122,7 @@ def _object_header(line: str) -> tuple[list[str], dict[str, str]]:
 def header_line(
     format: RowFormat, columns: Sequence[str], protocol: Mapping[str, str | int]
 ) -> str:
-    """The first line of a file: its columns and the scoring protocol."""
+    """Return the first line of a file: its columns and the scoring protocol."""
     if format == "jsonl":
         return json.dumps({"protocol": protocol, "columns": columns}, ensure_ascii=False)
     pairs = " ".join(f"{key}={quote(str(value), '/:+,')}" for key, value in protocol.items())
@@ -143,15 +143,15 @@ def _field(value: Any) -> str:
             return str(int(value))
         case float():
             return f"{value:.6f}"
-        case list():  # alternatives; words have no spaces
+        case list():  # the most likely words; words contain no spaces
             return " ".join(f"{word}={score:.6f}" for word, score in value)
         case _:
             return str(value)
 
 
-def rounded(number: float) -> float:
-    """Round to 6 digits; adding 0.0 turns -0.0 into 0.0."""
-    return round(number, 6) + 0.0
+def rounded(value: float) -> float:
+    """Round to 6 digits. Adding 0.0 turns -0.0 into 0.0."""
+    return round(value, 6) + 0.0
 
 
 _COLUMNS = ("line", "position", "word", "logprob", "unknown")

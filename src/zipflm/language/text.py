@@ -1,4 +1,4 @@
-"""Raw text as ids with word positions, and scored text."""
+"""Encoding of raw text as ids with word positions, and scored text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from zipflm.units import bits, perplexity
 Ids = NDArray[np.int64]
 
 _Line = tuple[int, str, int]
-"""Start of a line, its text, and the end of its line end."""
+"""Offset of a line, its text, and the offset after its line end."""
 
-# The line ends that `prepare` knows, and no other Unicode line breaks.
+# Only the line ends that `prepare` recognizes, no other Unicode line breaks.
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
 
@@ -39,7 +39,7 @@ class EncodedText:
     """Index of the first id of each word."""
     find_spans: Callable[[], Sequence[tuple[int, int]]]
     num_predicted: int
-    """Ids from this one are predicted as `<unk>`."""
+    """This id and all larger ones are predicted as `<unk>`."""
 
     @cached_property
     def spans(self) -> Sequence[tuple[int, int]]:
@@ -59,7 +59,7 @@ class EncodedText:
 
 
 class TextReader:
-    """Encodes raw text like the training text of a run."""
+    """Encodes raw text in the same way as the training text of a run."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit, num_predicted: int | None = None) -> None:
         """`num_predicted` is the number of ids that the model predicts (default: all)."""
@@ -76,9 +76,9 @@ class TextReader:
         self._takes_pieces = unit == "bpe" and encoder.codes is None
 
     def text(self, text: str, *, ends: bool = True) -> EncodedText:
-        """Encode a text of one or more lines; ValueError if it is empty or invalid.
+        """Encode a text of one or more lines. Raises ValueError if it is empty or invalid.
 
-        `ends=False` leaves the last line open, if it has no line end.
+        With `ends=False`, no `</s>` is added to a last line that has no line end.
         """
         if not text:
             raise ValueError("text='': empty; give at least one word or line")
@@ -89,7 +89,7 @@ class TextReader:
         except UnicodeEncodeError as error:
             raise ValueError(f"text: lone surrogate at character {error.start}; fix it") from None
         lines = [*_lines(text)]
-        has_end = [ends or end > begin + len(line) for begin, line, end in lines]
+        has_end = [ends or end > start + len(line) for start, line, end in lines]
         return self._encode(text, lines, has_end)
 
     def line(self, line: str) -> EncodedText:
@@ -97,16 +97,16 @@ class TextReader:
         return self._encode(line, [(0, line, len(line))], [True])
 
     def prefix(self, prefix: str) -> Ids:
-        """Ids of a text, possibly empty, that another text continues."""
+        """Return the ids of a text, possibly empty, that another text continues."""
         return self.text(prefix, ends=False).ids if prefix else np.zeros(0, dtype=np.int64)
 
-    def is_spelt(self, word: str, ids: tuple[int, ...]) -> bool:
-        """True if these ids are how this word is encoded."""
+    def is_encoding_of(self, word: str, ids: tuple[int, ...]) -> bool:
+        """Return True if `word` is encoded as `ids`."""
         return self._takes_pieces or self.encoder.ids([word])[0] == ids
 
     @property
     def _is_plain(self) -> bool:
-        """True if `str.split` finds the words, which is faster."""
+        """True if words can be found with `str.split`, which is faster."""
         return self.encoder.splitter.splitting.is_plain and not self._takes_pieces
 
     def _encode(self, text: str, lines: list[_Line], has_end: list[bool]) -> EncodedText:
@@ -117,9 +117,9 @@ class TextReader:
             return _assemble(text, words, ids, lambda: spans, self.num_predicted)
         words, ids = [], []
         for (_, line, _), is_ended in zip(lines, has_end, strict=True):
-            found = line.split()
-            words += found
-            ids += self.encoder.ids(found)
+            line_words = line.split()
+            words += line_words
+            ids += self.encoder.ids(line_words)
             if is_ended:
                 words.append(SPECIALS[END])
                 ids.append((END,))
@@ -133,15 +133,15 @@ class TextReader:
 
     def _with_spans(self, lines: list[_Line], has_end: list[bool]) -> list[EncodedWord]:
         words: list[EncodedWord] = []
-        for (begin, line, end), is_ended in zip(lines, has_end, strict=True):
-            words += self._words(line, begin)
+        for (start, line, end), is_ended in zip(lines, has_end, strict=True):
+            words += self._words(line, start)
             if is_ended:
-                words.append(EncodedWord(SPECIALS[END], (begin + len(line), end), (END,)))
+                words.append(EncodedWord(SPECIALS[END], (start + len(line), end), (END,)))
         return self._join(words) if self._takes_pieces else words
 
     def _join(self, pieces: list[EncodedWord]) -> list[EncodedWord]:
-        """Join pieces to words as `evaluate` and fairseq count them: an unknown piece ends a word
-        even with the continuation mark, and `</s>` completes an open word."""
+        """Join pieces into words as `evaluate` and fairseq count them: an unknown piece ends a
+        word even with the continuation mark, and `</s>` ends an incomplete word."""
         words: list[EncodedWord] = []
         is_open = False
         for piece in pieces:
@@ -202,7 +202,7 @@ class ScoredWord:
     is_end: bool
     """True for a line end."""
     span: tuple[int, int]
-    """Position in the text, `text[start:end]`; empty for an implicit line end."""
+    """Start and end offset in the text; empty for an implicit line end."""
 
     @property
     def surprisal(self) -> float:
@@ -221,7 +221,7 @@ class WordFacts:
     def of(
         cls, vocabulary: Vocabulary, cutoffs: tuple[int, ...], num_predicted: int | None = None
     ) -> WordFacts:
-        """`cutoffs` are the first ids of the tails of the output layer."""
+        """`cutoffs` are the first ids of the output layer's tails."""
         ids = predicted_ids(np.arange(len(vocabulary)), num_predicted or len(vocabulary))
         return cls(np.searchsorted(cutoffs, ids, side="right"), np.asarray(vocabulary.counts))
 
@@ -286,7 +286,7 @@ class ScoredText:
 def scored_words(
     encoded: EncodedText, nll: NDArray[np.float64], facts: WordFacts
 ) -> Iterator[ScoredWord]:
-    """Yield the words of a text with their scores; `nll` is per word."""
+    """Yield the words of a text with their scores. `nll` is per word."""
     ids = np.where(encoded.ids < len(facts.counts), encoded.ids, UNKNOWN)
     columns = zip(
         encoded.words,

@@ -1,8 +1,9 @@
 """Tuning of rescoring weights: a deterministic grid search for the fewest word errors.
 
-The grid has 0, 0.01, 0.02, 0.05, 0.1, ... 100 (for the number of words: 0.1 to 10 with both signs).
-While the best value is at an end, the grid grows by a factor of ten, up to 10,000. Then two finer
-grids take five steps from the best values to their neighbours. Ties go to the smallest weights.
+The grid has 0, 0.01, 0.02, 0.05, 0.1, ... 100 (for the number of words: 0 and 0.1 to 10 with both
+signs). While the best value is at an end, the grid grows by a factor of ten, up to 10,000. Then two
+finer grids take five steps from the best values to their neighbors. Ties go to the smallest
+weights.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from zipflm.language.rescoring import (
 from zipflm.messages import unquoted
 
 MAX_NAMES = 3
-"""Number of weights that can be tuned together."""
+"""Maximum number of weights that can be tuned together."""
 
 _REFINEMENTS, _STEPS = 2, 5
 _MAX_WEIGHT = 1e4
@@ -66,7 +67,7 @@ def levenshtein() -> ModuleType:
 
 
 def word_errors(reference: Sequence[str], hypotheses: Sequence[Sequence[str]]) -> list[int]:
-    """Edit distances from the reference to every hypothesis, in words.
+    """Return the edit distance from the reference to every hypothesis, in words.
 
     >>> word_errors("a b c".split(), ["a b c".split(), "b c d".split(), []])
     [0, 2, 3]
@@ -76,13 +77,13 @@ def word_errors(reference: Sequence[str], hypotheses: Sequence[Sequence[str]]) -
 
 
 def edits(reference: Sequence[str], hypothesis: Sequence[str]) -> Edits:
-    """Edits by kind; of all minimal ways, one with the most substitutions.
+    """Count the edits of each kind. Among minimal edits, prefer those with the most substitutions.
 
     >>> edits("a b c".split(), "b d".split())
     Edits(substitutions=1, deletions=1, insertions=0)
     """
-    # Insertions and deletions cost slightly more than substitutions, but all of the surcharges
-    # together cost less than one error.
+    # Insertions and deletions cost slightly more than substitutions, but the extra cost of all of
+    # them is less than one error.
     error = len(reference) + len(hypothesis) + 1
     weights = (error + 1, error + 1, error)
     errors, gaps = divmod(levenshtein().distance(reference, hypothesis, weights=weights), error)
@@ -103,7 +104,7 @@ class DevelopmentSet:
         """`names` are the scores with a weight. `references` must have all utterances."""
         self.utterances = utterances
         self.references: list[list[str]] = [
-            references[each[0].entry.utterance] for each in utterances
+            references[entries[0].entry.utterance] for entries in utterances
         ]
         self.left_over: int = len(references) - len(utterances)
         """Number of references without a hypothesis."""
@@ -113,19 +114,19 @@ class DevelopmentSet:
         lengths = [len(utterance) for utterance in utterances]
         self._utterance_of = np.repeat(np.arange(len(lengths)), lengths)
         self._starts: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64) - lengths
-        flat = [one for utterance in utterances for one in utterance]
+        flat = [scored for utterance in utterances for scored in utterance]
         self._columns = {
-            name: np.array([one.value(name, lm) for one in flat], dtype=np.float64)
+            name: np.array([scored.value(name, lm) for scored in flat], dtype=np.float64)
             for name in names
         }
-        counted = (
-            word_errors(reference, [one.entry.words for one in utterance])
+        errors = (
+            word_errors(reference, [scored.entry.words for scored in utterance])
             for reference, utterance in zip(self.references, utterances, strict=True)
         )
-        self._errors = np.array([x for each in counted for x in each], dtype=np.int64)
+        self._errors = np.array([*itertools.chain.from_iterable(errors)], dtype=np.int64)
 
     def chosen(self, weights: Mapping[str, float]) -> NDArray[np.int64]:
-        """Index of the hypothesis with the largest total, per utterance; the first of equals."""
+        """Return the index of the first hypothesis with the largest total, per utterance."""
         totals = np.zeros(len(self._errors))
         for name, weight in weights.items():
             if weight:
@@ -133,30 +134,30 @@ class DevelopmentSet:
         return self._largest(totals)
 
     def _largest(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Index of the first largest value, per utterance."""
+        """Return the index of the first largest value, per utterance."""
         largest = np.maximum.reduceat(values, self._starts)[self._utterance_of]
-        places = np.flatnonzero(values == largest)
-        return places[np.diff(self._utterance_of[places], prepend=-1) > 0]
+        indices = np.flatnonzero(values == largest)
+        return indices[np.diff(self._utterance_of[indices], prepend=-1) > 0]
 
     def errors(self, weights: Mapping[str, float]) -> int:
-        """Number of word errors with these weights."""
+        """Return the number of word errors with these weights."""
         return int(self._errors[self.chosen(weights)].sum())
 
     def first(self) -> NDArray[np.int64]:
-        """Index of the first hypothesis, per utterance."""
+        """Return the index of the first hypothesis, per utterance."""
         return self._starts
 
     def oracle(self) -> NDArray[np.int64]:
-        """Index of the hypothesis with the fewest errors, per utterance."""
+        """Return the index of the hypothesis with the fewest errors, per utterance."""
         return self._largest(-self._errors)
 
-    def edits(self, places: NDArray[np.int64]) -> Edits:
-        """Sum of the edits of one hypothesis per utterance."""
+    def edits(self, indices: NDArray[np.int64]) -> Edits:
+        """Sum the edits of one hypothesis per utterance."""
         total = Edits()
-        for utterance, start, place in zip(
-            range(len(places)), self._starts.tolist(), places.tolist(), strict=True
+        for utterance, start, index in zip(
+            range(len(indices)), self._starts.tolist(), indices.tolist(), strict=True
         ):
-            words = self.utterances[utterance][place - start].entry.words
+            words = self.utterances[utterance][index - start].entry.words
             total += edits(self.references[utterance], words)
         return total
 
@@ -202,8 +203,8 @@ class Tuning:
         lines.append(f"{summary}; {self.points:,} combinations of weights tried")
         if self.at_end:
             lines.append(
-                f"warning: {', '.join(self.at_end)}: at the end of the grid; give the other scores "
-                "smaller weights and tune again"
+                f"warning: {', '.join(self.at_end)}: at the end of the grid; set smaller weights "
+                "for the other scores and tune again"
             )
         lines.append(f"--weights {self.option}")
         return "\n".join(lines)
@@ -257,8 +258,8 @@ def tune_on(
     """Return the best weights, and the lists with the model's scores."""
     lists, names = development.lists, development.names
     start, lm = lists.weights, lists.lm
-    number = sum(map(len, development.utterances))
-    utterances = list(scored(development.utterances, scorer, number))
+    num_hypotheses = sum(map(len, development.utterances))
+    utterances = list(scored(development.utterances, scorer, num_hypotheses))
     needed = [name for name, weight in start.items() if weight]
     prepared = DevelopmentSet(utterances, development.references, needed, lm)
     weights, points, at_end = _search(prepared, start, names)
@@ -276,7 +277,7 @@ def tune_on(
     without = dict(start) | {lm: 0.0} | ({WORDS: 0.0} if WORDS in names else {})
     if any(without.values()):
         rows.append(row("without the model", without))
-    # Tuning the other weights alone shows how much of the gain is due to the model.
+    # Tuning the other weights without the model shows how much of the gain is due to the model.
     if others := [name for name in names if name != lm]:
         alone, more, ends = _search(prepared, without, others)
         points, at_end = points + more, [*at_end, *ends]
@@ -299,8 +300,11 @@ def tune_on(
 def _search(
     development: DevelopmentSet, start: Mapping[str, float], names: Sequence[str]
 ) -> tuple[dict[str, float], int, list[str]]:
-    """Return the weights with the best ones for `names`, the number of combinations tried, and the
-    best weights that are at an end of the grid."""
+    """Search for the best weights of `names`.
+
+    Returns all weights, the number of combinations tried, and the best weights that are at an end
+    of the grid.
+    """
     grids = {name: _coarse(name) for name in names}
     tried: dict[tuple[float, ...], int] = {}
 
@@ -314,12 +318,13 @@ def _search(
         return dict(zip(names, chosen, strict=True))
 
     def wider(name: str) -> list[float]:
-        """A grid that extends ten times as far, if its end is among the best values."""
-        least = tried[tuple(found.values())]
+        """Return a grid that extends ten times as far if its end is among the best values, or an
+        empty list."""
+        fewest = tried[tuple(found.values())]
         more = {
             _rounded(end * factor)
             for end in (grids[name][0], grids[name][-1])
-            if 0 < abs(end) < _MAX_WEIGHT and tried[tuple((found | {name: end}).values())] == least
+            if 0 < abs(end) < _MAX_WEIGHT and tried[tuple((found | {name: end}).values())] == fewest
             for factor in (2, 5, 10)
         }
         return sorted({*grids[name], *more}) if more else []
@@ -340,7 +345,7 @@ def check_names(names: Sequence[str], given: Mapping[str, float]) -> None:
     """Raise ValueError for weights that cannot be tuned."""
     if not names:
         raise ValueError("--reference: no weights left to tune; leave out some of --weights")
-    if not len(names) <= MAX_NAMES or len(set(names)) != len(names):
+    if len(names) > MAX_NAMES or len(set(names)) != len(names):
         raise ValueError(f"--tune {','.join(names)}: give 1 to {MAX_NAMES} different names")
     for name in names:
         if name in given:
@@ -356,16 +361,16 @@ def _coarse(name: str) -> list[float]:
 
 
 def _finer(grid: list[float], best: float) -> list[float]:
-    place = grid.index(best)
+    index = grid.index(best)
     values = {best}
-    for neighbour in grid[max(place - 1, 0) : place + 2]:
+    for neighbor in grid[max(index - 1, 0) : index + 2]:
         for step in range(1, _STEPS + 1):
-            values.add(_rounded(best + (neighbour - best) * step / _STEPS))
+            values.add(_rounded(best + (neighbor - best) * step / _STEPS))
     return sorted(values)
 
 
 def _rounded(value: float) -> float:
-    # The printed weights are exactly those that were measured.
+    # Rounded, so that the printed weights are exactly those that were tried.
     return float(f"{value:.{_DIGITS}g}") + 0.0
 
 

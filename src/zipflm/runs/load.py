@@ -20,7 +20,7 @@ from zipflm.model.initialization import fills, first_value
 from zipflm.model.inputs import CharacterEmbedding
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
-from zipflm.runs.folder import Choice, RunFolder, locate
+from zipflm.runs.folder import MODELS, Choice, RunFolder, locate
 
 Part = tuple[slice, ...]
 """Part of a tensor: one slice with start and stop per dimension, or () for all of it."""
@@ -101,7 +101,9 @@ class LoadedRun:
     weights_hash: str
 
     def __str__(self) -> str:
-        return str(self.folder.path)
+        """The path of the run, or the name of a bundled model."""
+        path = self.folder.path
+        return path.name if path.parent == MODELS else str(path)
 
 
 class UnseenWords:

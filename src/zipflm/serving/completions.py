@@ -14,7 +14,7 @@ import numpy as np
 
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.documents import Document, DocumentScores, Likely
-from zipflm.language.decoding import SEEDS, Delta, GrowingText, SamplingOptions
+from zipflm.language.decoding import SEED_LIMIT, Delta, SamplingOptions, TextInProgress
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
 from zipflm.serving.queue import Limits
@@ -73,22 +73,22 @@ class Completion:
             for prompt in self._prompts
         ]
 
-    def rows(self) -> list[GrowingText]:
+    def rows(self) -> list[TextInProgress]:
         """Return the texts to generate, one per choice."""
         request, reader = self._request, self.model.reader
         if not request.max_tokens:
             return []
         return [
-            GrowingText(
+            TextInProgress(
                 reader,
                 prompt.ids,
-                prompt.spelling(reader),
+                prompt.detokenizer(reader),
                 self._options,
-                number=number,
+                index=index,
                 top=self._num_likely,
             )
             for prompt in self._prompts
-            for number in range(request.n)
+            for index in range(request.n)
         ]
 
     @property
@@ -185,7 +185,7 @@ def _sampling(request: CompletionRequest) -> SamplingOptions:
             temperature=request.temperature if request.top_p else 0.0,
             top_k=request.top_k,
             top_p=request.top_p or 1.0,
-            seed=None if request.seed is None else request.seed % SEEDS,
+            seed=None if request.seed is None else request.seed % SEED_LIMIT,
             lines=request.lines,
             stop=request.stop,
         )

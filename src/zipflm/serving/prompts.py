@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
-from zipflm.language.decoding import Spelling, last_line
+from zipflm.language.decoding import Detokenizer, last_line
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
@@ -42,8 +42,8 @@ class Prompt:
         """Ids without a `</s>` at the start."""
         return self.tokens[1:] if self.has_start else self.tokens
 
-    def spelling(self, reader: TextReader) -> Spelling:
-        return Spelling(reader, self.words, self.is_tight)
+    def detokenizer(self, reader: TextReader) -> Detokenizer:
+        return Detokenizer(reader, self.words, self.is_tight)
 
 
 def encode(
@@ -158,11 +158,11 @@ def _prompt_from_ids(reader: TextReader, ids: list[int]) -> Prompt:
 
 def _decode(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
     """Return the text of ids, the offset of each id, and whether the text ends within a word."""
-    spelling = Spelling(reader)
-    text = "".join([spelling.add(token) for token in ids])
-    is_within_word = spelling.is_within_word
-    text += spelling.finish()
-    return text, spelling.offsets, is_within_word
+    detokenizer = Detokenizer(reader)
+    text = "".join([detokenizer.add(token) for token in ids])
+    is_within_word = detokenizer.is_within_word
+    text += detokenizer.finish()
+    return text, detokenizer.offsets, is_within_word
 
 
 def _last_line(reader: TextReader, ids: list[int]) -> list[str]:

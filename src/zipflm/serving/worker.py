@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from zipflm.evaluation.documents import Document, DocumentScores
-from zipflm.language.decoding import Delta, GrowingText, TextDecoder
+from zipflm.language.decoding import Delta, TextDecoder, TextInProgress
 from zipflm.language.engine import Engine
-from zipflm.language.next_words import LikelyWord, most_likely_instead
+from zipflm.language.next_words import LikelyWord, most_likely_words_at
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.models import ServedModel
 from zipflm.serving.queue import Generated, Job, Limits, Scored
@@ -44,7 +44,7 @@ class _ScoreTask:
 @dataclass(eq=False)
 class _GenerateTask:
     model: ServedModel
-    row: GrowingText
+    row: TextInProgress
     is_streamed: bool
     job: Job[Generated]
     index: int
@@ -53,14 +53,14 @@ class _GenerateTask:
 class BatchRoom:
     """Tracks how many rows fit into a batch, padded to the longest one."""
 
-    def __init__(self, engine: Engine, rows: Iterable[GrowingText]) -> None:
+    def __init__(self, engine: Engine, rows: Iterable[TextInProgress]) -> None:
         self._engine = engine
-        lengths = [row.room(engine) for row in rows]
+        lengths = [row.cache_positions(engine) for row in rows]
         self._count, self._longest = len(lengths), max(lengths, default=0)
 
-    def try_add(self, row: GrowingText) -> bool:
+    def try_add(self, row: TextInProgress) -> bool:
         """Add a row if it fits, and return whether it did. The first row always fits."""
-        count, longest = self._count + 1, max(self._longest, row.room(self._engine))
+        count, longest = self._count + 1, max(self._longest, row.cache_positions(self._engine))
         if count > 1 and count * longest > self._engine.batch_tokens:
             return False
         self._count, self._longest = count, longest
@@ -90,7 +90,7 @@ class Worker:
         # Written only by the model thread.
         self._searches: deque[_ScoreTask] = deque()
         self._decoders = {model.name: self._new_decoder(model) for model in models}
-        self._generating: dict[GrowingText, _GenerateTask] = {}
+        self._generating: dict[TextInProgress, _GenerateTask] = {}
         self._outbox: list[tuple[Job[Any], Any]] = []
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -133,7 +133,7 @@ class Worker:
         return job
 
     def generate(
-        self, model: ServedModel, rows: Sequence[GrowingText], *, is_streamed: bool = False
+        self, model: ServedModel, rows: Sequence[TextInProgress], *, is_streamed: bool = False
     ) -> Job[Generated]:
         """Queue texts to generate. With `is_streamed`, each step produces an event."""
         job: Job[Generated] = self._new_job()
@@ -293,7 +293,7 @@ class Worker:
             return
         document, done = task.document, len(task.searched)
         try:
-            task.searched += most_likely_instead(
+            task.searched += most_likely_words_at(
                 self._engines[task.model.name],
                 task.model.lm.reader,
                 document.ids,
@@ -347,11 +347,11 @@ class Worker:
             self._loop.call_soon_threadsafe(_put_all, events)
 
 
-def _delta(row: GrowingText) -> Delta:
+def _delta(row: TextInProgress) -> Delta:
     """Return new output in OpenAI's terms: a line limit counts as `stop`, and the final newline is
     removed.
     """
-    delta = row.take()
+    delta = row.release()
     if delta.finish_reason == "lines":
         delta.text, delta.finish_reason = delta.text.removesuffix("\n"), "stop"
     return delta

@@ -214,7 +214,7 @@ def test_load_exported_folder(label, runs, exported):
 
 
 def test_exported_folder_has_no_checkpoints(exported):
-    with pytest.raises(ValueError, match="--checkpoint best: .* has no checkpoints"):
+    with pytest.raises(ValueError, match="checkpoint=best: .* has no checkpoints"):
         zipflm.load(exported["SM"], checkpoint="best")
 
 
