@@ -341,7 +341,7 @@ Encoding = Annotated[
 Memory = Annotated[
     list[str] | None,
     typer.Option(
-        help="Mix a memory with the model: cache, cache:2000 (the last 2,000 words) or a store "
+        help="Mix a memory with the model: cache, cache:2000 (the last 2,000 tokens) or a store "
         "folder. Settings follow after commas, e.g. cache:2000,weight=0.2. Can be repeated."
     ),
 ]

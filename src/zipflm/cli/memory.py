@@ -113,7 +113,8 @@ def tune(
 ) -> None:
     """Tune weight, temperature and window of memories; without --memory, of a cache.
 
-    The values are saved in the run folder (cache) or the store, and used from then on.
+    The values are saved in the run folder (cache) or the store, and used from then on. A cache with
+    another window, such as cache:2000, also uses the tuned weight and temperature.
     """
     import json
     from dataclasses import asdict

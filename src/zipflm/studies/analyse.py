@@ -129,10 +129,10 @@ def analyse(
         return words, analysed
 
     with distributed.started(options.device) as process:
-        words, analysed = process.done_by_all(opened)
+        words, analysed = process.run_on_all(opened)
         splits = scored_splits(words)
-        with process.held_by_first(sole_writer(out)):
-            process.let_first(lambda: claim(out, "analysis"))
+        with process.enter_on_first(sole_writer(out)):
+            process.run_on_first(lambda: claim(out, "analysis"))
             members: list[StudyMember] = []
             contexts: list[ContextScore] = []
             for plan, chosen in analysed:
@@ -248,7 +248,7 @@ def _scored(
     block = options.blocks(plan.config).block
     for size in context_sizes:
         chosen = replace(options, block=block, context=size)
-        loaded = share.done_by_all(load)
+        loaded = share.run_on_all(load)
         found = score_run(loaded, plan.data, splits, chosen, share).splits
         contexts.append(
             ContextScore(

@@ -198,13 +198,13 @@ def compare(
     """
     out = request.out
     with distributed.started(device) as process:
-        words, plans, grid = process.done_by_all(lambda: _planned(request, process))
+        words, plans, grid = process.run_on_all(lambda: _planned(request, process))
         facts = _request_facts(request, plans)
-        with process.held_by_first(sole_writer(out)):
+        with process.enter_on_first(sole_writer(out)):
             is_timed = request.equal == "seconds"
             for plan in grid_plans(plans, grid) if grid else plans:
                 check(plan, process, folder=not is_timed)  # updates depend on the measured times
-            process.let_first(lambda: claim(out, "study"))
+            process.run_on_first(lambda: claim(out, "study"))
             train = train or _trainer(device, is_tuned=bool(grid))
             runner = Runner(
                 words,
@@ -246,7 +246,7 @@ def compare(
 def dry_run(request: Request, *, device: str | None = None) -> None:
     """Print the members that `compare` would train, with parameters and estimated times."""
     with distributed.started(device) as process:
-        words, plans, grid = process.done_by_all(lambda: _planned(request, process))
+        words, plans, grid = process.run_on_all(lambda: _planned(request, process))
         is_timed = request.equal == "seconds"
         for plan in plans:
             check(plan, process, folder=not is_timed and not grid)

@@ -25,7 +25,7 @@ from zipflm.studies.plan import Plan
 from zipflm.studies.study import Study
 from zipflm.studies.tables import columns, duration, number
 from zipflm.training import throughput
-from zipflm.training.schedule import ends_too_high
+from zipflm.training.schedule import high_end_warning
 
 _FINAL_STAGES = ("done", "trained", "failed", "stopped", "not trained")
 _UNLIMITED = 1_000
@@ -150,7 +150,7 @@ class Display:
     def _warnings(self) -> list[str]:
         """Schedules that end too early, hours of training on a CPU, a busy machine."""
         members = list(self.members.values())
-        doubts = [ends_too_high(member.plan.config) for member in members]
+        doubts = [high_end_warning(member.plan.config) for member in members]
         what = "this study" if len(members) > 1 else "this member"
         slow = throughput.slow_cpu_warning(sum(member.work_left for member in members), what)
         lines = [*dict.fromkeys(doubts), slow, throughput.load_warning()]
