@@ -72,7 +72,7 @@ def test_overrides_are_a_list_or_a_dict(data, run, tmp_path):
 
 
 def test_rejects_the_data_folder_as_output(data):
-    with pytest.raises(ValueError, match="holds data; choose another --out"):
+    with pytest.raises(ValueError, match="this is a data folder; choose another folder"):
         zipflm.train("tiny/ADP-T", SMALL, data=data, out=data.path)
 
 

@@ -39,7 +39,7 @@ def test_is_at_most_six_megabytes():
 def test_a_local_folder_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(NAME).mkdir()
-    with pytest.raises(ValueError, match="no run with a checkpoint"):
+    with pytest.raises(ValueError, match="no checkpoints found"):
         zipflm.load(NAME)
 
 

@@ -185,7 +185,7 @@ def train(
         return folder, config, initial
 
     with distributed.started(device, stall_seconds) as process:
-        folder, config, initial = process.done_by_all(read)
+        folder, config, initial = process.run_on_all(read)
         is_finished = run(
             config,
             folder,

@@ -32,14 +32,14 @@ def test_returns_available_devices_unchanged(gpus, name):
 )
 def test_rejects_missing_devices(gpus, count, name):
     gpus(count)
-    with pytest.raises(ValueError, match=f"^--device {name}: not available .*--device cpu$"):
+    with pytest.raises(ValueError, match=f"^device={name}: not available .*use cpu$"):
         resolve_device(name)
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "abacus", "cuda:x", "cuda:-1"])
 def test_rejects_unknown_names(gpus, name):
     gpus(2)
-    with pytest.raises(ValueError, match=f"^--device {name}: choose cpu, cuda, cuda:N or mps$"):
+    with pytest.raises(ValueError, match=f"^device={name}: choose cpu, cuda, cuda:N or mps$"):
         resolve_device(name)
 
 

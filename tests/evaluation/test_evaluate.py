@@ -221,7 +221,7 @@ def test_rejects_pieces_for_a_run_with_codes(pieces, tmp_path):
 def test_rejects_context_as_long_as_the_block(run, data):
     for context in (64, 65, -1):
         message = error_of("evaluate", run, "--data", data, "--block", 64, "--context", context)
-        assert f"--context={context}: must be below block=64" in message
+        assert f"--context {context}: must be below block=64" in message
 
 
 def test_rejects_another_vocabulary(run, tmp_path):
@@ -270,7 +270,7 @@ def test_rejects_a_text_without_words(run, tmp_path):
         (("--text", "x", "--dtype", "int8"), "--dtype int8: choose from"),
         (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
         (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
-        (("--text", "x", "--block", "0"), "--block=0: must be at least 1"),
+        (("--text", "x", "--block", "0"), "--block 0: must be at least 1"),
         (("--text", "x", "--split", "test"), "--split test: only applies to --data"),
         (("--data", "x", "--split", "nope"), "--split nope: choose from train, valid, test"),
         (("--text", "x", "--device", "abacus"), "--device abacus: choose cpu, cuda"),

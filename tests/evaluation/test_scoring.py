@@ -171,7 +171,7 @@ def test_rejects_a_diverged_model():
 
 def test_rejects_a_part_of_the_batches(model):
     batches = cut(text([9] * 20), rank=0, world_size=2)
-    with pytest.raises(ValueError, match="do not hold every token once"):
+    with pytest.raises(ValueError, match="do not contain every token once"):
         score(model, batches, device="cpu", ends_word=ALL_WORDS)
 
 

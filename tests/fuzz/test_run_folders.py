@@ -23,7 +23,7 @@ from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.storage import seal
 from zipflm.training.distributed import Process
-from zipflm.training.setup import newest_good
+from zipflm.training.setup import newest_valid
 
 OPTIONS = ScoringOptions(device="cpu")
 OWN = ["config.json", "versions.json", "log.jsonl"]  # without checksums: users may edit these
@@ -142,7 +142,7 @@ def test_falls_back_to_the_previous_checkpoint(copy):
         newest.state()
     with limited_time():
         alone = Process(0, 1, torch.device("cpu"))
-        assert newest_good(copy, alone, warn=str).update == 2
+        assert newest_valid(copy, alone, warn=str).update == 2
         assert copy.choose("best").update == 2
 
 

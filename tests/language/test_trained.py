@@ -220,7 +220,7 @@ def test_rejects_weights_that_are_not_finite(word_data, value):
 
 
 def test_rejects_folders_without_a_run(tmp_path):
-    with pytest.raises(ValueError, match="no run with a checkpoint"):
+    with pytest.raises(ValueError, match="no checkpoints found"):
         zipflm.load(tmp_path)
 
 
@@ -330,7 +330,7 @@ def test_character_models_read_unseen_words(spelling_run, tmp_path):
 
 
 def test_unseen_words_beyond_the_limit_are_unknown(spelling_run):
-    unseen = UnseenWords(load_run(spelling_run).model, room=2)
+    unseen = UnseenWords(load_run(spelling_run).model, capacity=2)
     first, second, third, again = unseen(["a1", "b2", "c3", "a1"])
     assert second == first + 1 and third == UNKNOWN and again == first
 

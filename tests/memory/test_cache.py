@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from memory_reference import with_cache
 
 from zipflm.memory.cache import Cache, CacheSettings
-from zipflm.memory.mixing import Mixture, Recall
+from zipflm.memory.mixing import MemoryStream, Mixture
 
 V, D = 11, 6
 
@@ -21,12 +21,14 @@ def text(number, seed=0):
 
 def scored(memories, hidden, words, probs, sizes, begins=None):
     """nll and all probabilities, read in batches of these sizes."""
-    recall = Recall(memories).open(words, begins)
+    stream = MemoryStream(memories).set_tokens(words, begins)
     nll, table, low = [], [], 0
     for size in [*sizes, len(words) - sum(sizes)]:
         rows, low = slice(low, low + size), low + size
         at, log_probs = torch.from_numpy(words[rows]), torch.from_numpy(np.log(probs[rows])).float()
-        mixture = recall.look(torch.from_numpy(hidden[rows]), at, np.arange(rows.start, rows.stop))
+        mixture = stream.lookup(
+            torch.from_numpy(hidden[rows]), at, np.arange(rows.start, rows.stop)
+        )
         nll.append(mixture.nll(-log_probs.gather(1, at[:, None])[:, 0], at))
         table.append(mixture.log_probs(log_probs))
     return torch.cat(nll).numpy(), torch.cat(table).exp().numpy()
@@ -85,7 +87,7 @@ def test_parallel_rows_equal_the_stream(window):
             break
         hidden = torch.stack([torch.from_numpy(texts[n][0][at[n]]) for n in alive])
         probs = torch.stack([torch.from_numpy(texts[n][2][at[n]]) for n in alive])
-        mixture = Mixture([cache], [rows.look(hidden)])
+        mixture = Mixture([cache], [rows.lookup(hidden)])
         found = mixture.log_probs(probs.log().float()).exp().numpy()
         for n, row in zip(alive, found, strict=True):
             of_text = with_cache(
@@ -99,18 +101,19 @@ def test_parallel_rows_equal_the_stream(window):
 def test_resets_after_lines_blank_lines_and_headings():
     ids = np.array([2, 7, 8, 2, 2, 5, 8, 5, 2, 5, 5, 8, 2, 9])
 
-    def begins(reset):
-        return np.flatnonzero(Cache(CacheSettings(reset=reset), 5).begins(ids)).tolist()
+    def document_starts(reset):
+        return np.flatnonzero(Cache(CacheSettings(reset=reset), 5).document_starts(ids)).tolist()
 
-    assert begins("none") == []
-    assert begins("line") == [1, 4, 5, 9, 13]
-    assert begins("blank") == [1, 5]
-    assert begins("heading") == [9]
+    assert document_starts("none") == []
+    assert document_starts("line") == [1, 4, 5, 9, 13]
+    assert document_starts("blank") == [1, 5]
+    assert document_starts("heading") == [9]
     with pytest.raises(ValueError, match="the vocabulary has no ="):
         Cache(CacheSettings(reset="heading"))
 
 
 def test_a_heading_can_be_read_in_two_calls():
     cache = Cache(CacheSettings(reset="heading"), 5)
-    recall = Recall([cache]).open(np.array([7, 2, 5, 8])).open(np.array([8, 2, 9, 9]))
-    assert recall._begins[0].tolist() == [False, False, True, False]
+    stream = MemoryStream([cache]).set_tokens(np.array([7, 2, 5, 8]))
+    stream.set_tokens(np.array([8, 2, 9, 9]))
+    assert stream._is_start[0].tolist() == [False, False, True, False]

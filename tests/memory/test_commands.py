@@ -80,7 +80,7 @@ def test_errors_are_one_line(run, data, tmp_path, monkeypatch, capsys, arguments
 def test_compare_scores_members_with_and_without_a_cache(data, tmp_path):
     changes = [*SMALL, "training.max_updates=4"]
     request = {"data": data, "preset": "tiny", "factorizations": ["ADP-T"], "device": "cpu"}
-    with pytest.raises(ValueError, match="--memory store: only a cache"):
+    with pytest.raises(ValueError, match="memory=store: only a cache"):
         zipflm.compare(changes, **request, out=tmp_path / "none", memory=["store"])
     out = tmp_path / "study"
     study = zipflm.compare(changes, **request, out=out, memory=["cache:30"]).study

@@ -116,10 +116,10 @@ def test_ignores_settings_tuned_for_other_weights(run, data, lm, tmp_path):
 
 
 def test_does_not_tune_on_test_or_on_the_text_of_the_store(run, data, tmp_path):
-    with pytest.raises(ValueError, match="--split test: tuning on test"):
+    with pytest.raises(ValueError, match="split=test: tuning on test"):
         tune(run, data, ["cache"], split="test")
     build(run, data, tmp_path / "store", max_keys=100)
-    with pytest.raises(ValueError, match="--split train: .* was built from this text"):
+    with pytest.raises(ValueError, match="split=train: .* was built from this text"):
         tune(run, data, [str(tmp_path / "store")], split="train")
     for twice in (["cache:50", "cache"], [str(tmp_path / "store"), f"{tmp_path}/store/,k=5"]):
         with pytest.raises(ValueError, match="is given twice"):

@@ -76,7 +76,7 @@ def test_mixture_with_neighbours_equals_the_definition(run, store):
     settings = NeighbourSettings(k=50, weight=0.4, temperature=0.1)
     memory = Neighbours(found, settings, "cpu")
     table = torch.from_numpy(np.log(probs)).float()
-    mixed = Mixture([memory], [memory.look(torch.from_numpy(hidden))]).log_probs(table).exp()
+    mixed = Mixture([memory], [memory.lookup(torch.from_numpy(hidden))]).log_probs(table).exp()
     expected = with_neighbours(
         probs, hidden, found.keys, found.words, k=50, weight=0.4, temperature=0.1
     )
@@ -102,8 +102,8 @@ def test_keys_at_block_starts_are_not_equal(run, data, store):
     found, hidden = Store.open(store, run.weights_hash), torch.randn(5, 64)
     assert found.plan.blocks.context == 4
     memory = Neighbours(found, NeighbourSettings(k=len(found)), "cpu")
-    looked = memory.look(hidden)
-    recalled = looked.places_NK[looked.cosines_NK > -torch.inf]
+    looked = memory.lookup(hidden)
+    recalled = looked.rows_NK[looked.cosines_NK > -torch.inf]
     assert set(recalled.tolist()) == set(range(1, len(found)))
     numbers = [
         evaluate(
@@ -200,7 +200,7 @@ def test_rejects_damaged_stores_and_other_models(run, data, store, tmp_path):
     copy = copied(store, tmp_path)
     values = (copy / VALUES_FILE).read_bytes()
     (copy / VALUES_FILE).write_bytes(values[:-4])
-    with pytest.raises(ValueError, match="cut short or damaged; build the store again"):
+    with pytest.raises(ValueError, match="truncated or damaged; build the store again"):
         open_memories([str(copy)], run, "cpu")
     (copy / VALUES_FILE).write_bytes(values[:-4] + b"\1\0\0\0")
     with pytest.raises(ValueError, match=r"values.bin: missing or damaged .*memory.json"):
@@ -223,9 +223,9 @@ def test_rejects_damaged_stores_and_other_models(run, data, store, tmp_path):
     ],
 )
 def test_rejects_bad_settings(run, spec, message):
-    with pytest.raises(ValueError, match=f"--memory {spec}: .*{message}"):
+    with pytest.raises(ValueError, match=f"memory={spec}: .*{message}"):
         open_memories([spec], run, "cpu")
-    with pytest.raises(ValueError, match="--memory '': use cache:2000"):
+    with pytest.raises(ValueError, match="memory='': use cache:2000"):
         open_memories([""], run, "cpu")
 
 

@@ -95,7 +95,7 @@ def test_rejects_data_with_another_vocabulary(run, tmp_path):
 def test_scores_the_chosen_checkpoint(data, run, tmp_path):
     found = analyse([run], data, tmp_path, checkpoint=3, options=ON_CPU)
     assert found.rows[0].first.checkpoint == "update-00000003"
-    with pytest.raises(ValueError, match="--checkpoint 2: .* has 3"):
+    with pytest.raises(ValueError, match="checkpoint=2: .*: 3"):
         analyse([run], data, tmp_path, checkpoint=2)
 
 

@@ -47,7 +47,7 @@ def statuses(ended):
 def test_single_process():
     with started("cpu") as process:
         assert process == Process(0, 1, torch.device("cpu"))
-        assert process.add_up(torch.tensor(3)) == 3
+        assert process.all_reduce(torch.tensor(3)) == 3
 
 
 @pytest.mark.parametrize(

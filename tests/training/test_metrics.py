@@ -110,7 +110,7 @@ def test_a_terminal_shows_a_bar_and_whole_lines(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     line = replace(REPORT, update=22)
     log = Log(RunFolder(tmp_path), max_updates=30)
-    log.begin(20)
+    log.start(20)
     began = len(terminal.getvalue())
     with log.status("compiling", "only without a bar"):
         log.info("meanwhile")
@@ -125,7 +125,7 @@ def test_a_terminal_shows_a_bar_and_whole_lines(tmp_path, monkeypatch):
 
 def test_prints_every_log_line(tmp_path, capsys):
     log = Log(RunFolder(tmp_path), max_updates=10)
-    log.begin(0)
+    log.start(0)
     with log.status("compiling", "this can take minutes"), log.status("saving"):
         log.report(REPORT)
     log.report(validation(5, 1.0, 80.0))

@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from training_runs import in_processes
 
 from zipflm.training.distributed import started
-from zipflm.training.muon import StackedMuon, orthogonalise
+from zipflm.training.muon import StackedMuon, orthogonalize
 
 OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 
@@ -56,6 +56,6 @@ def test_sharded_matrices_get_the_same_update():
 
 @pytest.mark.parametrize("shape", [(3, 20, 12), (3, 12, 20)])
 def test_singular_values_move_to_one(shape):
-    matrices = orthogonalise(torch.randn(shape), (3.4445, -4.775, 2.0315), 5, 1e-7)
+    matrices = orthogonalize(torch.randn(shape), (3.4445, -4.775, 2.0315), 5, 1e-7)
     values = torch.linalg.svdvals(matrices.float())
     assert values.min() > 0.5 and values.max() < 1.5

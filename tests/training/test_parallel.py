@@ -167,7 +167,7 @@ def check_own_rows(path):
             for tensor in tensors:
                 assert tensor.untyped_storage().nbytes() <= most * tensor.itemsize
             number = torch.tensor([tensor.numel() for tensor in tensors])
-            assert process.add_up(number).tolist() == [p.numel()] * len(tensors)
+            assert process.all_reduce(number).tolist() == [p.numel()] * len(tensors)
 
 
 def test_a_process_holds_only_its_own_rows(word_data):

@@ -43,7 +43,7 @@ def test_a_diverging_run_keeps_a_good_checkpoint(word_data, tmp_path, monkeypatc
     break_weights(monkeypatch, at)
     with pytest.raises(ValueError, match="training.max_bad_updates=6") as error:
         run(word_data, out, *EVERY, *NEVER_SCORED, "training.max_updates=30", keep=1)
-    assert ("update-00000004 may be bad as well: remove it" in str(error.value)) == (at == 4)
+    assert ("update-00000004 may also be bad: remove it" in str(error.value)) == (at == 4)
     saved = load_file(out / "bad-batch-0.safetensors")
     assert saved["0/words"].shape == (4, 16) and "1/scored" in saved
     sound = [update for update in updates(out) if is_finite(out, update)]

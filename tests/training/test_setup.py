@@ -16,7 +16,7 @@ from zipflm.runs.folder import RunFolder
 from zipflm.storage import seal
 from zipflm.training import distributed
 from zipflm.training.distributed import Process
-from zipflm.training.setup import check_data, check_processes, newest_good, overview
+from zipflm.training.setup import check_data, check_processes, newest_valid, overview
 from zipflm.training.stream import accumulation, blocks_of, tokens_per_batch
 
 
@@ -109,7 +109,7 @@ def _find_newest(path, out):
     torch.set_num_threads(1)
     messages = []
     with distributed.started("cpu") as process:
-        found = newest_good(RunFolder(path), process, messages.append)
+        found = newest_valid(RunFolder(path), process, messages.append)
         (out / str(process.rank)).write_text(f"{found.update} {' '.join(messages)}")
 
 
@@ -123,9 +123,9 @@ def test_all_processes_learn_of_a_damaged_checkpoint(copy, tmp_path):
     assert text.startswith("2 ") and "weights.safetensors" in text and "falling back" in text
 
 
-def test_finds_the_newest_good_checkpoint(copy, monkeypatch):
+def test_finds_the_newest_valid_checkpoint(copy, monkeypatch):
     messages, check = [], Checkpoint.check
-    assert newest_good(copy, processes(1), messages.append).update == 4 and not messages
+    assert newest_valid(copy, processes(1), messages.append).update == 4 and not messages
     with monkeypatch.context() as patch:
 
         def fail_once(self, share):
@@ -134,13 +134,13 @@ def test_finds_the_newest_good_checkpoint(copy, monkeypatch):
             return check(self, share)
 
         patch.setattr(Checkpoint, "check", fail_once)
-        assert newest_good(copy, processes(1), messages.append).update == 2
+        assert newest_valid(copy, processes(1), messages.append).update == 2
         assert "Input/output error" in messages.pop()
     damage(copy, "vocabulary.txt")
-    assert newest_good(copy, processes(1), messages.append).update == 2 and len(messages) == 1
+    assert newest_valid(copy, processes(1), messages.append).update == 2 and len(messages) == 1
     damage(copy, "optimizer.safetensors", 2)
-    with pytest.raises(ValueError, match="none of its 2 checkpoints can be read; restore one"):
-        newest_good(copy, processes(1), messages.append)
+    with pytest.raises(ValueError, match="none of the 2 checkpoints can be read; restore one"):
+        newest_valid(copy, processes(1), messages.append)
 
 
 def test_rejects_weights_of_another_model(word_data, copy):

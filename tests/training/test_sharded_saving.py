@@ -31,7 +31,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.runs.sharded import ShardWriter
-from zipflm.training.checkpointing import own_part
+from zipflm.training.checkpointing import local_part
 from zipflm.training.distributed import Process
 from zipflm.training.trainer import train
 
@@ -260,7 +260,7 @@ def test_reports_a_failed_save_and_tries_again(word_data, tmp_path):
     output = (tmp_path / "output-0").read_text()
     reason = f"{folder.checkpoints_path / 'update-00000004'}: No space left on device"
     assert f"could not save update 4 ({reason}" in output
-    assert f"the last good checkpoint is {folder.choose(2).path}; free some space" in output
+    assert f"the newest checkpoint is {folder.choose(2).path}; free some space" in output
 
 
 def test_a_failure_of_the_last_save_is_an_error(word_data, tmp_path):
@@ -298,6 +298,6 @@ def test_ignores_shards_of_killed_processes(writer):
 
 def test_distributes_replicated_tensors():
     tensors = {str(size): torch.zeros(size) for size in (7, 5, 4, 3, 1)}
-    parts = [own_part(tensors, Process(rank, 3, torch.device("cpu"))) for rank in range(3)]
+    parts = [local_part(tensors, Process(rank, 3, torch.device("cpu"))) for rank in range(3)]
     assert sorted(name for part in parts for name in part) == sorted(tensors)
     assert [sum(t.numel() for t in part.values()) for part in parts] == [10, 6, 4]

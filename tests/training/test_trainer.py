@@ -269,5 +269,5 @@ def test_patience_needs_a_valid_set(word_data, tmp_path):
     text = tmp_path / "text"
     text.write_text("a b c\n" * 400)
     data = prepare(tmp_path / "data", {"train": [str(text)]}, Options())
-    with pytest.raises(ValueError, match=r"training\.patience=1: needs a valid set"):
+    with pytest.raises(ValueError, match=r"training\.patience=1: needs a validation set"):
         run(data, tmp_path / "run", "training.patience=1")

@@ -11,7 +11,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.data.token_file import TokenArray
 from zipflm.runs.folder import RunFolder
 from zipflm.training import compilation, trainer, validation
-from zipflm.training.validation import part_of
+from zipflm.training.validation import sample_of
 
 PART = ["training.validate_share=0.5", "training.validate_every=2", "training.max_updates=8"]
 
@@ -22,7 +22,7 @@ def numbered(lengths):
 
 
 def part(tokens, share):
-    return part_of(tokens, share, np.ones(int(tokens.ids.max()) + 1, dtype=bool))
+    return sample_of(tokens, share, np.ones(int(tokens.ids.max()) + 1, dtype=bool))
 
 
 def test_a_part_is_spread_over_the_text():
@@ -47,7 +47,7 @@ def test_a_part_has_the_same_words_for_sub_words():
     words = TokenArray.of([range(0, 4_000, 2), range(4_000, 8_000, 2)])
     pieces = TokenArray.of([range(0, 4_000), range(4_000, 8_000)])
     ends_word = np.arange(8_000) % 2 == 0
-    ours, theirs = (part_of(tokens, 0.1, ends_word).ids for tokens in (words, pieces))
+    ours, theirs = (sample_of(tokens, 0.1, ends_word).ids for tokens in (words, pieces))
     assert np.array_equal(ours, theirs[ends_word[theirs]])
 
 

@@ -113,7 +113,8 @@ def tune(
 ) -> None:
     """Tune weight, temperature and window of memories. The default is a cache.
 
-    The values are saved in the run folder (cache) or in the store, and become the defaults.
+    The values are saved in the run folder (cache) or in the store, and become the defaults. A cache
+    with another window, such as cache:2000, also uses the tuned weight and temperature.
     """
     import json
     from dataclasses import asdict

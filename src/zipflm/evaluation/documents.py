@@ -32,32 +32,32 @@ Likely = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Document:
-    """Ids to score after a `</s>`, which is not one of them."""
+    """Ids to score. A `</s>` is prepended as context."""
 
     ids: Ids
     skip: int = 0
     """Number of leading ids that are context only."""
     asked: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Ascending indices of scored ids for which more is computed."""
+    """Ascending indices of the scored ids for which `top`, `ranks` and `sources` are computed."""
     top: int = 0
     """Number of most likely ids to list for each index in `asked`."""
     ranks: bool = False
-    """Whether to compute the rank of each id in `asked`."""
+    """True to compute the rank of each id in `asked`."""
     sources: bool = False
-    """Whether to split the probability of each id in `asked` by model and memory."""
+    """True to split the probability of each id in `asked` by model and memory."""
 
 
 class Source(NamedTuple):
-    """The parts of a probability that come from the model and from memories."""
+    """The contributions of the model and of each memory to a probability."""
 
     parts: list[float]
-    """The model's part, then one per memory; they add up to the probability."""
+    """The contribution of the model, then one per memory. They sum to the probability."""
     nearest: list[list[int]]
     """Nearest rows of every store."""
 
 
 class DocumentScores(NamedTuple):
-    """Scores of a document; the last three have one item per index in `asked`, if requested."""
+    """Scores of a document. The other fields have one item per index in `asked`, if requested."""
 
     nll: NDArray[np.float32]
     """-log p of every scored id, in nats."""
@@ -76,27 +76,28 @@ def start_documents(
     device: torch.device | str,
     memories: Memories | None = None,
 ) -> Callable[[], list[DocumentScores]]:
-    """Start scoring independent documents; call the result to wait for the scores.
+    """Start scoring independent documents. Call the result to wait for the scores.
 
-    Memories also see the tokens that are context.
+    Tokens that are only context are also stored in memories.
     """
     if not documents:
         return list
-    stream = np.concatenate([part for each in documents for part in ([END], each.ids)])
-    sizes = np.array([len(each.ids) for each in documents])
+    stream = np.concatenate([part for document in documents for part in ([END], document.ids)])
+    sizes = np.array([len(document.ids) for document in documents])
     begins = np.cumsum(sizes + 1) - sizes
-    starts, ends = begins + np.array([each.skip for each in documents]), begins + sizes
-    memory = None if memories is None else memories.recall().open(stream, begins[sizes > 0])
+    starts = begins + np.array([document.skip for document in documents])
+    ends = begins + sizes
+    memory = None if memories is None else memories.stream().set_tokens(stream, begins[sizes > 0])
     if memory is None:
         plan = batched(document_windows(begins, starts, ends, blocks), batch_tokens)
     else:
         windows = document_windows(begins, begins, ends, blocks)
-        # Documents that fit into one window come first, then the parts of longer ones.
+        # Documents that fit into one window are first, followed by the parts of longer ones.
         fits = int(np.count_nonzero((sizes > 0) & (sizes <= blocks.block)))
         parts_in_order = batched(windows[fits:], batch_tokens, sorts=False)
         plan = chain(batched(windows[:fits], batch_tokens), parts_in_order)
     extras = None
-    if any(each.top or each.ranks or each.sources for each in documents):
+    if any(document.top or document.ranks or document.sources for document in documents):
         extras = _Extras(documents, begins, len(stream))
     scores = start_scoring(
         model,
@@ -120,13 +121,16 @@ class _Extras:
 
     def __init__(self, documents: Sequence[Document], begins: Ids, length: int) -> None:
         self._documents = documents
-        self._places = [begin + each.asked for each, begin in zip(documents, begins, strict=True)]
+        self._positions = [
+            begin + document.asked for document, begin in zip(documents, begins, strict=True)
+        ]
         self._wanted_top = np.zeros(length, dtype=np.int64)
         self._wanted_ranks = np.zeros(length, dtype=np.bool_)
         self._wanted_sources = np.zeros(length, dtype=np.bool_)
-        for each, places in zip(documents, self._places, strict=True):
-            self._wanted_top[places], self._wanted_ranks[places] = each.top, each.ranks
-            self._wanted_sources[places] = each.sources
+        for document, positions in zip(documents, self._positions, strict=True):
+            self._wanted_top[positions] = document.top
+            self._wanted_ranks[positions] = document.ranks
+            self._wanted_sources[positions] = document.sources
         self._top: list[tuple[Ids, Tensor, Tensor]] = []
         self._ranks: list[tuple[Ids, Tensor]] = []
         self._sources: list[tuple[Ids, Tensor, list[Tensor]]] = []
@@ -136,54 +140,55 @@ class _Extras:
         model: LanguageModel,
         hidden: Tensor,
         targets: Tensor,
-        places: Ids,
+        positions: Ids,
         nll: Tensor,
         mixture: Mixture | None,
     ) -> None:
         """Queue work for a batch without waiting for the device. `nll` is without memories."""
         num_words = model.output.edges[-1]
-        wanted = self._wanted_top[places]
+        wanted = self._wanted_top[positions]
         if len(rows := np.flatnonzero(wanted)):
             k = min(int(wanted.max()), num_words)
             (at,) = to_device((torch.from_numpy(rows),), hidden.device)
-            mix = None if mixture is None else mixture.mix(at)
-            self._top.append((places[rows], *most_likely(model.output, hidden[at], k, mix)))
-        rows = np.flatnonzero(self._wanted_ranks[places])
+            mix = None if mixture is None else mixture.for_rows(at)
+            self._top.append((positions[rows], *most_likely(model.output, hidden[at], k, mix)))
+        rows = np.flatnonzero(self._wanted_ranks[positions])
         size = max(1, _MAX_ELEMENTS // num_words)
         for low in range(0, len(rows), size):
-            some = rows[low : low + size]
-            (at,) = to_device((torch.from_numpy(some),), hidden.device)
+            chunk = rows[low : low + size]
+            (at,) = to_device((torch.from_numpy(chunk),), hidden.device)
             log_probs = model.output.log_probs(hidden[at])
             if mixture is not None:
                 log_probs = mixture.log_probs(log_probs, at)
             predicted = targets[at].where(targets[at] < num_words, UNKNOWN)
-            own = log_probs.gather(1, predicted.unsqueeze(1))
-            self._ranks.append((places[some], (log_probs > own).sum(1) + 1))
-        rows = np.flatnonzero(self._wanted_sources[places])
+            predicted_log_probs = log_probs.gather(1, predicted.unsqueeze(1))
+            ranks = (log_probs > predicted_log_probs).sum(1) + 1
+            self._ranks.append((positions[chunk], ranks))
+        rows = np.flatnonzero(self._wanted_sources[positions])
         if mixture is not None and len(rows):
             (at,) = to_device((torch.from_numpy(rows),), hidden.device)
             words = targets[at].where(targets[at] < num_words, UNKNOWN)
-            self._sources.append((places[rows], *mixture.sources(nll[at], words, at)))
+            self._sources.append((positions[rows], *mixture.sources(nll[at], words, at)))
 
     def results(self, nll: list[NDArray[np.float32]]) -> list[DocumentScores]:
         top: dict[int, Likely] = {}
-        for places, values, ids in self._top:
+        for positions, values, ids in self._top:
             lists = map(list, map(zip, ids.tolist(), values.tolist()))
-            top |= zip(places.tolist(), lists, strict=True)
+            top |= zip(positions.tolist(), lists, strict=True)
         ranks: dict[int, int] = {}
-        for places, found in self._ranks:
-            ranks |= zip(places.tolist(), found.tolist(), strict=True)
+        for positions, found in self._ranks:
+            ranks |= zip(positions.tolist(), found.tolist(), strict=True)
         sources: dict[int, Source] = {}
-        for places, parts, nearest in self._sources:
-            rows = [each.tolist() for each in nearest]
-            for at, (place, values) in enumerate(zip(places, parts.tolist(), strict=True)):
-                sources[int(place)] = Source(values, [each[at] for each in rows])
+        for positions, parts, nearest in self._sources:
+            stores = [rows.tolist() for rows in nearest]
+            for at, (position, values) in enumerate(zip(positions, parts.tolist(), strict=True)):
+                sources[int(position)] = Source(values, [rows[at] for rows in stores])
         return [
             DocumentScores(
                 part,
-                [top[place][: each.top] for place in places.tolist()] if each.top else [],
-                [ranks[place] for place in places.tolist()] if each.ranks else [],
-                [sources[place] for place in places.tolist()] if each.sources and sources else [],
+                [top[p][: document.top] for p in positions.tolist()] if document.top else [],
+                [ranks[p] for p in positions.tolist()] if document.ranks else [],
+                [sources[p] for p in positions.tolist()] if document.sources and sources else [],
             )
-            for each, places, part in zip(self._documents, self._places, nll, strict=True)
+            for document, positions, part in zip(self._documents, self._positions, nll, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""`zipflm evaluate`: the perplexity of a run on a split of a data folder, or on a text file."""
+"""Compute the perplexity of a run on a split of a data folder, or on a text file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from zipflm.storage import TEMPORARY_REMEDY, report_full_disk
 
 Source = str | PathLike[str]
 
-# Default batch sizes: enough to keep the device busy. On a CPU more would only cost memory.
+# Default batch sizes: enough to keep the device busy. On a CPU, more would only use memory.
 _CPU_TOKENS = 4_096
 _DEVICE_TOKENS = 32_768
 
@@ -60,38 +60,35 @@ class ScoringOptions:
     def __post_init__(self) -> None:
         if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
             raise ValueError(
-                f"--break {self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
+                f"break_mode={self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
                 "(fairseq's eos is sentence)"
             )
         if self.dtype not in get_args(Precision):
-            raise ValueError(f"--dtype {self.dtype}: choose from {', '.join(get_args(Precision))}")
+            raise ValueError(f"dtype={self.dtype}: choose from {', '.join(get_args(Precision))}")
         if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise ValueError(f"--batch-tokens {self.batch_tokens}: must be at least 1")
+            raise ValueError(f"batch_tokens={self.batch_tokens}: must be at least 1")
 
     def resolved(self, config: Config) -> ResolvedOptions:
-        """Fill in the defaults; ValueError if the options conflict."""
+        """Fill in the defaults. Raises ValueError if the options conflict."""
         blocks, device = self.blocks(config), resolve_device(self.device)
-        room = _CPU_TOKENS if device == "cpu" else _DEVICE_TOKENS
-        tokens = max(room, blocks.block) if self.batch_tokens is None else self.batch_tokens
+        default = _CPU_TOKENS if device == "cpu" else _DEVICE_TOKENS
+        tokens = max(default, blocks.block) if self.batch_tokens is None else self.batch_tokens
         if tokens < blocks.block:
             raise ValueError(
-                f"--batch-tokens {tokens}: must hold at least one --block, {blocks.block} tokens"
+                f"batch_tokens={tokens}: must hold at least one block of {blocks.block} tokens"
             )
         return ResolvedOptions(blocks, tokens, device, self.dtype)
 
     def blocks(self, config: Config) -> Blocks:
-        """The blocks to score; ValueError if these options conflict with those of the run."""
-        own = config.batches.eval_blocks
+        """Return the blocks to score. Raises ValueError if they conflict with those of the run."""
+        default = config.batches.eval_blocks
         # The context of the run only makes sense with the block of the run.
-        context = own.context if self.block is None else 0
-        try:
-            return Blocks(
-                break_mode=self.break_mode or own.break_mode,
-                block=own.block if self.block is None else self.block,
-                context=context if self.context is None else self.context,
-            )
-        except ValueError as error:  # starts with the name of the field
-            raise ValueError(f"--{error}") from None
+        context = default.context if self.block is None else 0
+        return Blocks(
+            break_mode=self.break_mode or default.break_mode,
+            block=default.block if self.block is None else self.block,
+            context=context if self.context is None else self.context,
+        )
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class Evaluation:
     """Hash of the vocabulary."""
     device: str
     num_bytes: int
-    """Size of the normalised text: words joined by single spaces, one newline per line."""
+    """Size of the normalized text: words joined by single spaces, one newline per line."""
     out_of_vocabulary: int
     """Number of words replaced by `<unk>`."""
     splitting: Splitting
@@ -133,13 +130,13 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None if the text cannot be restored from the words: `<unk>` loses the spelling, and
+        """None if the text cannot be reconstructed from the words: `<unk>` loses the spelling, and
         splitting punctuation or lowercasing loses spaces and capitals."""
         is_encoded = self.splitting.is_plain and not self.out_of_vocabulary
         return self.scores.bits_per_byte(self.num_bytes) if is_encoded else None
 
     def report(self) -> dict[str, Any]:
-        """Plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
+        """Return plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
         scores, protocol = self.scores, self.scores.protocol
         return {
             "perplexity": scores.perplexity,
@@ -216,14 +213,14 @@ def evaluate(
     """Score a split of a data folder (default: test) or a text with a checkpoint of a run.
 
     `encoding` and `errors` apply to the text; `errors="replace"` replaces invalid bytes by U+FFFD.
-    If several processes share the work (`share`), all get the result.
+    If several processes share the work (`share`), each returns the whole result.
     """
     if (data is None) == (text is None):
         raise ValueError("give either --data, a data folder, or --text, a file to score")
     if text is not None and split is not None:
         raise ValueError(f"--split {split}: only applies to --data; --text is scored as a whole")
     if split is not None and split not in SPLITS:
-        raise ValueError(f"--split {split}: choose from {', '.join(SPLITS)}")
+        raise ValueError(f"split={split}: choose from {', '.join(SPLITS)}")
     if check_encoding(encoding) != UTF_8 and text is None:
         raise ValueError(
             f"--encoding {encoding}: only applies to --text; data folders are in UTF-8"
@@ -239,15 +236,17 @@ def evaluate(
         options.resolved(loaded.config)  # reports errors before a long text is prepared
         return loaded
 
-    loaded = share.done_by_all(load)
-    with ExitStack() as passing:
+    loaded = share.run_on_all(load)
+    with ExitStack() as stack:
         if text is not None:
             prepared = _prepared(loaded, text, encoding, errors)
-            reading, folder = share.done_by_all(lambda: passing.enter_context(prepared))
-            scored = score_split(reading, folder, "test", options, source=str(text), share=share)
+            run_with_words, folder = share.run_on_all(lambda: stack.enter_context(prepared))
+            scored = score_split(
+                run_with_words, folder, "test", options, source=str(text), share=share
+            )
             return replace(scored, vocabulary=loaded.vocabulary.hash)
     assert data is not None
-    folder = share.done_by_all(
+    folder = share.run_on_all(
         lambda: data if isinstance(data, DataFolder) else DataFolder.open(data)
     )
     return score_split(loaded, folder, split or "test", options, share=share)
@@ -262,16 +261,16 @@ def score_split(
     source: str | None = None,
     share: Share = ALONE,
 ) -> Evaluation:
-    """Score one split; ValueError if it was not prepared for this run, or is damaged.
+    """Score one split. Raises ValueError if it was not prepared for this run, or is damaged.
 
     `source` is the text file if the data folder is a temporary one.
     """
     chosen = options.resolved(run.config)
     in_order = bool(options.memory)
-    batches = share.done_by_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
-    memories = share.done_by_all(lambda: open_memories(options.memory, run, chosen.device))
+    batches = share.run_on_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
+    memories = share.run_on_all(lambda: open_memories(options.memory, run, chosen.device))
     if memories is not None and memories.has_cache and share.world_size > 1:
-        raise ValueError("--memory cache: needs the whole text; run one process, not several")
+        raise ValueError("memory=cache: needs the whole text in one process; do not use several")
     _require_same_everywhere(run, folder, split, share)
     started = time.perf_counter()
     with progress_label(f"scoring {split if source is None else source}"):
@@ -305,9 +304,9 @@ def score_split(
 def batches_of(
     run: LoadedRun, folder: DataFolder, split: str, options: ResolvedOptions, *, in_order: bool
 ) -> Batches:
-    """The batches of a split; ValueError if it was not prepared for this run, or is damaged.
+    """Return the batches of a split, with `in_order` in the order of the text.
 
-    With `in_order` the tokens come in the order of the text.
+    Raises ValueError if the split was not prepared for this run, or is damaged.
     """
     _require_same_vocabulary(run, folder)
     _require_same_splitting(run, folder)
@@ -316,17 +315,17 @@ def batches_of(
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
-    # The state is carried over the whole text. Cutting it into rows would change the result.
+    # The state is carried through the whole text, so it must not be cut into rows.
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens
     return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, in_order=in_order)
 
 
 def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:
-    if len(set(share.all_values((run.weights_hash, folder.split(split).sha256)))) > 1:
+    if len(set(share.all_gather((run.weights_hash, folder.split(split).sha256)))) > 1:
         raise ValueError(
-            f"{run} or the split {split} of {folder.path} is not the same in all processes; give "
-            "all of them the same folders, or copies of them"
+            f"{run} or the split {split} of {folder.path} is not the same in all processes; use "
+            "the same folders, or copies of them, in all processes"
         )
 
 
@@ -334,7 +333,7 @@ def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, sha
 def _prepared(
     run: LoadedRun, text: Source, encoding: str, errors: Errors
 ) -> Iterator[tuple[LoadedRun, DataFolder]]:
-    """A temporary data folder for a text, prepared like the training data of the run.
+    """Prepare a text like the training data of the run, in a temporary data folder.
 
     For a run that reads words by their bytes, the words of the text are added to its vocabulary.
     """
@@ -345,16 +344,16 @@ def _prepared(
         encoding=encoding,
         errors=errors,
     )
-    with tempfile.TemporaryDirectory(prefix="zipflm-") as place:
-        with report_full_disk(Path(place), TEMPORARY_REMEDY):
+    with tempfile.TemporaryDirectory(prefix="zipflm-") as temporary:
+        with report_full_disk(Path(temporary), TEMPORARY_REMEDY):
             if run.config.num_predicted < run.config.vocab_size:
                 if str(text) == "-":
                     raise ValueError("--text -: this run must read the text twice; use a file")
                 every_word = replace(options, vocabulary=None, min_count=1)
-                words = prepare(Path(place) / "words", {"train": [text]}, every_word)
+                words = prepare(Path(temporary) / "words", {"train": [text]}, every_word)
                 run = with_words(run, words.vocabulary.words)
                 options = replace(options, vocabulary=run.vocabulary)
-            folder = prepare(Path(place) / "data", {"test": [text]}, options)
+            folder = prepare(Path(temporary) / "data", {"test": [text]}, options)
         yield run, folder
 
 
@@ -370,7 +369,7 @@ def _require_same_vocabulary(run: LoadedRun, folder: DataFolder) -> None:
 def _require_same_splitting(run: LoadedRun, folder: DataFolder) -> None:
     if run.splitting != folder.splitting:
         raise ValueError(
-            f"{run} takes text prepared with {run.splitting}, but {folder.path} was prepared with "
+            f"{run} needs text prepared with {run.splitting}, but {folder.path} was prepared with "
             f"{folder.splitting}; prepare the text with {_options_of(run)}"
         )
 
@@ -389,8 +388,8 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
     facts = folder.split(split)
     if folder.codes is not None and facts.continued > _SHARE_OF_CONTINUED_WORDS * facts.words:
         raise ValueError(
-            f"{run} splits words itself, but {facts.continued} of the {facts.words} words of the "
-            f"text end in {CONTINUES}: it is already split; use the text of whole words"
+            f"{run} splits words into pieces, but {facts.continued} of the {facts.words} words of "
+            f"the text end in {CONTINUES}: it is already split; use the text of whole words"
         )
     if run.codes is None and run.config.batches.unit == "bpe" and folder.codes is None:
         ids = folder.tokens(split).ids
@@ -403,7 +402,7 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
 
 
 def _options_of(run: LoadedRun) -> str:
-    """Options of `zipflm prepare` for text that the run can score."""
+    """Return the `zipflm prepare` options for text that the run can score."""
     folder = run.checkpoint.path
     options = [f"--vocabulary {folder / VOCABULARY_FILE}"]
     if run.codes is not None:
@@ -419,7 +418,7 @@ def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
 
 
 def _text_bytes(config: Config, folder: DataFolder, split: str) -> int:
-    """Size of the text without the continuation marks and spaces inside words."""
+    """Return the size of the text without the continuation marks and spaces inside words."""
     facts = folder.split(split)
     if folder.unit == "bpe" or config.batches.unit == "word":
         return facts.bytes

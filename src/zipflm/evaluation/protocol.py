@@ -23,7 +23,7 @@ class ScoringProtocol:
     tokens: int
     """Number of tokens scored, each exactly once, including `</s>`."""
     words: int
-    """Number of words in them; `</s>` counts as a word."""
+    """Number of words in these tokens; `</s>` counts as a word."""
     unk: int
     """Number of `<unk>` tokens, scored like any other word."""
     eos: int
@@ -36,12 +36,12 @@ class ScoringProtocol:
     """Memories mixed with the model, with their settings."""
 
     def by_name(self) -> dict[str, str | int]:
-        """All fields in one flat dictionary."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        del own["blocks"], own["memory"]
+        """Return all fields in one flat dictionary."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        del values["blocks"], values["memory"]
         blocks = {f.name: getattr(self.blocks, f.name) for f in fields(self.blocks)}
         memory = {"memory": " + ".join(self.memory)} if self.memory else {}
-        return {"unit": own.pop("unit")} | blocks | own | memory
+        return {"unit": values.pop("unit")} | blocks | values | memory
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TokenScores:
         return replace(self, protocol=replace(self.protocol, memory=names))
 
     def words(self) -> NDArray[np.float64]:
-        """nll per word: the sum over its pieces."""
+        """Return the nll per word, summed over its pieces."""
         starts = np.flatnonzero(np.append(True, self.ends_word[:-1]))
         return np.add.reduceat(self.nll.astype(np.float64), starts)
 
@@ -82,5 +82,5 @@ class TokenScores:
 
 
 def count_words(ends_word: NDArray[np.bool_]) -> int:
-    """Number of words in tokens; an unfinished word at the end counts as one."""
+    """Count the words in tokens. An unfinished word at the end counts as one."""
     return int(np.count_nonzero(ends_word)) + (not ends_word[-1])

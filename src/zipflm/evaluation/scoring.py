@@ -2,11 +2,11 @@
 
 `start_scoring` is the loop used by `score` (the batches of a split) and `documents.start_documents`
 (independent texts). Only scored positions go through the output layer, so context costs a pass
-through the decoder and no more. Memory is bounded by the batch, plus one nll per token. Results are
-copied to the host asynchronously, so the device does not wait while it has work.
+through the decoder and no more. Memory use depends on the batch size, plus one nll per token.
+Results are copied to the host asynchronously, so the device is never idle while batches are queued.
 
-`score_sums` only adds up, for validation during training. Perplexity is always per word: pieces of
-a word are added up, so BPE and word models can be compared.
+`score_sums` only computes totals, for validation during training. Perplexity is always per word:
+the nll of its pieces is summed, so BPE and word models can be compared.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def score(
     memories: Memories | None = None,
     share: Share = ALONE,
 ) -> TokenScores:
-    """nll of every token of a split, in the order of the text.
+    """Return the nll of every token of a split, in the order of the text.
 
     `ends_word` [V] marks the ids that end a word. The model is moved to the device and switched to
     evaluation mode. Raises ValueError if a log-probability is not finite.
 
     With several processes, pass the batches of the whole split to each. Every process scores every
-    `world_size`-th batch and gets the whole result, bit for bit that of a single process on the
-    same kind of device. A cache needs the batches in the order of the text.
+    `world_size`-th batch and gets the whole result, bitwise equal to that of a single process on
+    the same kind of device. A cache needs the batches in the order of the text.
     """
     ids = batches.tokens.ids
-    memory = None if memories is None else memories.recall().open(ids)
-    nll, positions, scored = share.done_by_all(
+    memory = None if memories is None else memories.stream().set_tokens(ids)
+    nll, positions, scored = share.run_on_all(
         lambda: start_scoring(
             model,
             ids,
@@ -77,22 +77,24 @@ def score(
         nll, positions, scored = _gather(nll, positions, scored, device, share)
     # The minimum is NaN if any value is.
     if scored != len(nll) or np.isnan(nll.min()):
-        raise ValueError("these batches do not hold every token once; give all ranks' batches")
+        raise ValueError(
+            "the batches do not contain every token once; pass those of the whole split"
+        )
     targets = predicted_ids(ids, model.config.num_predicted)
     scores = _token_scores(batches, targets, nll, ends_word, positions, precision)
     return scores if memories is None else scores.with_memory(memories.names)
 
 
 def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
-    """The ids as targets: those the model cannot predict become `<unk>`."""
+    """Replace ids that the model cannot predict by `<unk>`."""
     is_beyond = ids >= num_predicted
     return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 
 
 def planned(batches: Batches, share: Share = ALONE) -> Iterator[Windows]:
-    """The windows of this process's batches; reports progress for each.
+    """Yield the windows of the batches of this process. Reports progress for each.
 
-    The first process takes all batches of a stream, because their state is carried over.
+    The first process scores all batches of a stream, because their state is carried over.
     """
     parts = 1 if batches.blocks.break_mode == "stream" else share.world_size
     total = len(batches.tokens.ids) // parts
@@ -107,18 +109,18 @@ def _gather(
 ) -> tuple[NDArray[np.float32], int, int]:
     """Combine the results of all processes; each has NaN for the tokens of the others."""
     counts = torch.tensor([positions, scored], device=device)
-    positions, scored = share.add_up(counts).tolist()
+    positions, scored = share.all_reduce(counts).tolist()
     np.nan_to_num(nll, copy=False)
     for start in range(0, len(nll), _PIECE):
         piece = torch.from_numpy(nll[start : start + _PIECE]).to(device)
-        nll[start : start + _PIECE] = share.add_up(piece).cpu().numpy()
+        nll[start : start + _PIECE] = share.all_reduce(piece).cpu().numpy()
     return nll, positions, scored
 
 
 class Observer(Protocol):
     """Receives the hidden vectors of a stream as they are computed; memories implement this."""
 
-    def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture: ...
+    def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture: ...
 
 
 class StreamScores(NamedTuple):
@@ -144,9 +146,9 @@ def start_scoring(
     memory: Observer | None = None,
     carries: bool = False,
 ) -> Callable[[], StreamScores]:
-    """Start scoring the windows of a stream; call the result to wait for the scores.
+    """Start scoring the windows of a stream. Call the result to wait for the scores.
 
-    With `carries` the rows of each batch continue those of the one before, and decoders with a
+    With `carries`, the rows of each batch continue those of the previous one, and decoders with a
     state of constant size carry it over. The model is moved to the device and switched to
     evaluation mode. `on_batch` receives hidden vectors, targets, positions, nll and mixture of
     each batch. Raises ValueError if a log-probability is not finite.
@@ -159,22 +161,22 @@ def start_scoring(
     states: RowStates | None = None
     carries = carries and model.config.decoder.has_constant_state
     for windows in plan:
-        places = scored_places(windows)
+        scored_at = scored_positions(windows)
         positions += int((windows.end - windows.first).sum())
-        scored += len(places)
+        scored += len(scored_at)
         with autocast(precision, torch.device(device)):
             if carries and states is None:
                 states = model.decoder.new_state(len(windows.first), 0)  # type: ignore[assignment]
             hidden, targets = predicting(model, batch_of(ids, windows), device, states)
             values = model.output.nll(hidden, targets)
-        own, mixture = values, None
+        model_nll, mixture = values, None
         if memory is not None:
             words = targets.where(targets < model.output.edges[-1], UNKNOWN)
-            mixture = memory.look(hidden, words, places)
+            mixture = memory.lookup(hidden, words, scored_at)
             values = mixture.nll(values, words)
-        pending.append(_PendingBatch(places, *_copy_to_host(values)))
+        pending.append(_PendingBatch(scored_at, *_copy_to_host(values)))
         if on_batch is not None:
-            on_batch(model, hidden, targets, places, own, mixture)
+            on_batch(model, hidden, targets, scored_at, model_nll, mixture)
         if len(pending) > _PENDING:
             bad += _collect(pending.popleft(), nll)
 
@@ -185,7 +187,7 @@ def start_scoring(
         if bad:
             raise ValueError(
                 f"the model gives {bad} of {scored} tokens no finite log-probability: its training "
-                "diverged; evaluate an earlier checkpoint, or use --dtype float32"
+                "diverged; evaluate an earlier checkpoint, or use dtype float32"
             )
         return StreamScores(nll, positions, scored)
 
@@ -195,13 +197,13 @@ def start_scoring(
 class _PendingBatch(NamedTuple):
     """Results that are being copied to the host."""
 
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
     values: Tensor
     copied: torch.cuda.Event | None
 
 
 def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Float32 values in host memory, valid once the event has occurred."""
+    """Start copying values to the host as float32. They are valid once the event has occurred."""
     values = values.float()
     if values.device.type != "cuda":
         return values.cpu(), None
@@ -217,7 +219,8 @@ def predicting(
     device: torch.device | str,
     states: RowStates | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Hidden vectors that predict the scored tokens of a batch, row by row, and those tokens."""
+    """Return the hidden vectors that predict the scored tokens of a batch, row by row, and the
+    tokens."""
     chosen = batch.scored.flatten().nonzero().squeeze(1)
     targets = batch.targets.flatten()[chosen]
     if model.config.input.spells_words:
@@ -229,26 +232,26 @@ def predicting(
 
 
 def to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Copy host tensors without waiting for the device, which takes pinned memory."""
+    """Copy host tensors to the device without waiting for it, using pinned memory."""
     if device.type != "cuda":
         return tuple(tensor.to(device) for tensor in tensors)
     return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors)
 
 
-def scored_places(windows: Windows) -> NDArray[np.int64]:
-    """Positions in the text of the tokens that a batch scores, row by row."""
+def scored_positions(windows: Windows) -> NDArray[np.int64]:
+    """Return the positions in the text of the tokens that a batch scores, row by row."""
     lengths = windows.end - windows.start
     ends = np.cumsum(lengths)
-    places: NDArray[np.int64] = np.repeat(windows.start - (ends - lengths), lengths)
-    return places + np.arange(len(places))
+    shifts: NDArray[np.int64] = np.repeat(windows.start - (ends - lengths), lengths)
+    return shifts + np.arange(len(shifts))
 
 
 def _collect(batch: _PendingBatch, nll: NDArray[np.float32]) -> int:
-    """Store the results of a batch; return the number of non-finite ones."""
+    """Store the results of a batch. Return the number of non-finite ones."""
     if batch.copied is not None:
         batch.copied.synchronize()
     values = batch.values.numpy()
-    nll[batch.places] = values
+    nll[batch.positions] = values
     return int(np.count_nonzero(~np.isfinite(values)))
 
 
@@ -282,7 +285,7 @@ def score_sums(
     device: torch.device | str,
     ends_word: Tensor | None = None,
 ) -> Sums:
-    """Score every batch with `nll(words, targets, scored)`; reads the device once, at the end.
+    """Score every batch with `nll(words, targets, scored)`. Waits for the device once, at the end.
 
     `ends_word` [V] marks the ids that end a word; by default all do. The caller switches the model
     to evaluation mode.

@@ -1,4 +1,4 @@
-"""Scoring shared by several processes."""
+"""Interface for scoring with several processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Share(Protocol):
-    """One of several processes that score together. All must make the same calls in order."""
+    """One of several processes that score together. All must make the same calls."""
 
     @property
     def rank(self) -> int: ...
@@ -19,16 +19,16 @@ class Share(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def done_by_all(self, work: Callable[[], T]) -> T:
-        """The result of `work()`; ValueError in every process if it fails in one."""
+    def run_on_all(self, work: Callable[[], T]) -> T:
+        """Call `work` and return its result. If it fails in one process, all raise ValueError."""
         ...
 
-    def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place."""
         ...
 
-    def all_values(self, value: T) -> list[T]:
-        """The values of all processes, by rank."""
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
         ...
 
 
@@ -36,13 +36,13 @@ class _SingleProcess:
     rank = 0
     world_size = 1
 
-    def done_by_all(self, work: Callable[[], T]) -> T:
+    def run_on_all(self, work: Callable[[], T]) -> T:
         return work()
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def all_values(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         return [value]
 
 

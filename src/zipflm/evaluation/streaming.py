@@ -1,4 +1,4 @@
-"""Speed of scoring one text word by word on a CPU, as in speech recognition."""
+"""Measure the speed of scoring a text word by word on a CPU, as in speech recognition."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _WARM_UP = 10  # tokens
 def streaming_speed(
     model: LanguageModel, ids: NDArray[Any], block: int, seconds: float = 1.0
 ) -> float:
-    """Tokens per second when every token is scored and then fed to the decoder.
+    """Return the tokens per second when every token is scored and then fed to the decoder.
 
     One block is read repeatedly, so a Transformer attends to half a block on average. The model is
     moved to the CPU and converted to float32.
     """
     model = model.to("cpu", torch.float32).eval()
     tokens = torch.tensor(ids[: block + 1], dtype=torch.int64)
-    number, started = -_WARM_UP, time.perf_counter()
+    count, started = -_WARM_UP, time.perf_counter()
     while True:
         cache = model.new_cache(1, len(tokens))
         for word, target in zip(tokens[:-1], tokens[1:], strict=True):
             hidden = model(word.view(1, 1), cache)[0]
             model.output.nll(hidden, target.view(1)).item()
-            number += 1
-            if number == 0:
+            count += 1
+            if count == 0:
                 started = time.perf_counter()
-            elif number > 0 and (elapsed := time.perf_counter() - started) > seconds:
-                return number / elapsed
+            elif count > 0 and (elapsed := time.perf_counter() - started) > seconds:
+                return count / elapsed

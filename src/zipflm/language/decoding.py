@@ -353,7 +353,7 @@ class TextDecoder:
     def step(self) -> None:
         """Generate one id per row, and remove finished rows."""
         if self._memory is not None:
-            self._mixture = self._memory.look(self._hidden_ND)
+            self._mixture = self._memory.lookup(self._hidden_ND)
         drawn, top = self._draw(), self._top()
         for row, (token, logprob), likely in zip(self.rows, drawn, top, strict=True):
             row.add(token, logprob, likely)
@@ -366,7 +366,7 @@ class TextDecoder:
         return torch.tensor(indices, dtype=torch.int64, device=self._engine.device)
 
     def _mix(self, indices_M: Tensor) -> Mix | None:
-        return None if self._mixture is None else self._mixture.mix(indices_M)
+        return None if self._mixture is None else self._mixture.for_rows(indices_M)
 
     def _draw(self) -> list[tuple[int, float]]:
         """Sample an id for each row, with its log-probability. Rows with equal options are

@@ -121,7 +121,7 @@ class Engine:
             hidden: Tensor = self.model(inputs[None])[0]
             rows.join([self.pairs(prefix, hidden)])
             last.append(hidden[-1])
-        return torch.stack(last), rows.look(torch.stack(last))
+        return torch.stack(last), rows.lookup(torch.stack(last))
 
     @torch.inference_mode()
     def pairs(self, text: Ids, hidden_TD: Tensor) -> tuple[Tensor, Ids]:
@@ -236,13 +236,13 @@ class _Stream:
         # Lines that were not returned yet, and the scores of their first tokens.
         self._texts: list[EncodedText] = []
         self._nll = np.zeros(0, dtype=np.float32)
-        self._recall = None if engine.memories is None else engine.memories.recall()
-        if self._recall is not None and len(prefix):  # add the prefix to the memory
+        self._memory = None if engine.memories is None else engine.memories.stream()
+        if self._memory is not None and len(prefix):  # add the prefix to the memory
             start, end = np.array([[0], [len(prefix)]])
             windows = document_windows(start, start, end, blocks)
-            plan, memory = batched(windows, engine.batch_tokens, sorts=False), self._recall
+            plan, memory = batched(windows, engine.batch_tokens, sorts=False), self._memory
             start_scoring(
-                engine.scorer, prefix, plan, device=engine.device, memory=memory.open(prefix)
+                engine.scorer, prefix, plan, device=engine.device, memory=memory.set_tokens(prefix)
             )
 
     def start(self, group: list[EncodedText], is_last: bool) -> _Result:
@@ -257,7 +257,7 @@ class _Stream:
         end = int(bounds[-1])
         stream = np.concatenate([self._before, ids[:end]])
         windows = with_context(num_before + bounds[:-1], num_before + bounds[1:], blocks)
-        memory = None if self._recall is None else self._recall.open(stream, seen=num_before)
+        memory = None if self._memory is None else self._memory.set_tokens(stream, seen=num_before)
         plan = batched(windows, self._engine.batch_tokens, sorts=memory is None)
         device = self._engine.device
         scores = start_scoring(self._engine.scorer, stream, plan, device=device, memory=memory)

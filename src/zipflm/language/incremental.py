@@ -84,7 +84,7 @@ def advance(
             size = engine.model.output.edges[-1]
             remembered = engine.memories.rows(size)
             remembered.join([_remembered(engine, after[row]) for row in rows])
-            nll = remembered.look(hidden).nll(nll, targets.where(targets < size, UNKNOWN))
+            nll = remembered.lookup(hidden).nll(nll, targets.where(targets < size, UNKNOWN))
         logprobs[rows] -= nll.double().cpu().numpy()
         for row, id in zip(rows, next_ids, strict=True):
             after[row] = _after(engine, after[row], id)

@@ -160,7 +160,7 @@ class _Pieces:
             rows = engine.memories.rows(log_probs.shape[1])
             so_far = np.append(known, pieces).astype(np.int64)
             rows.join([(torch.cat([vectors, hidden[:-1]]), so_far)])
-            log_probs = rows.look(hidden[-1:]).log_probs(log_probs)
+            log_probs = rows.lookup(hidden[-1:]).log_probs(log_probs)
         log_probs = require_no_nan(log_probs[0])
         values, ids = log_probs.sort(descending=True)
         return values.cpu().numpy(), ids.int().cpu().numpy()

@@ -1,7 +1,7 @@
-"""`zipflm memory build`: write the hidden vector before every word of a text to a store.
+"""Build a store: write every token of a text with the hidden vector that predicted it.
 
-Batches are written in the order of the text. `building.json` records the number of keys safely on
-disk, so a killed build can continue and produces the same bytes.
+Batches are written in the order of the text. `building.json` records the number of keys that are
+flushed to disk, so a killed build can continue and produces the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, batches_of
 from zipflm.evaluation.progress import progress_label, report_progress
-from zipflm.evaluation.scoring import predicting, scored_places
+from zipflm.evaluation.scoring import predicting, scored_positions
 from zipflm.memory.mixing import unit_vectors
 from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
 from zipflm.memory.store import (
@@ -67,10 +67,10 @@ def build(
     """Build a store from the first `max_keys` tokens of a split, or continue a killed build.
 
     By default, stores of 2 million keys or more get an index if faiss is installed. The text is cut
-    into blocks as for `evaluate`, by default with some context.
+    into blocks as for `evaluate`, but by default each block has context.
     """
     if max_keys is not None and max_keys < 1:
-        raise ValueError(f"--max-keys {max_keys}: must be at least 1")
+        raise ValueError(f"max_keys={max_keys}: must be at least 1")
     if index:
         require_faiss()
     chosen = _with_context(options or ScoringOptions(), run).resolved(run.config)
@@ -95,7 +95,7 @@ def build(
     )
     remedy = "free some space and run the same command again: it continues where it stopped"
     with sole_writer(out), report_full_disk(out, remedy):
-        done = _begin(out, plan, say)
+        done = _start(out, plan, say)
         with progress_label(f"keys of {split}"), _open(out / KEYS_FILE) as keys:
             with _open(out / VALUES_FILE) as values:
                 _write(run, batches, plan, chosen.device, done, (keys, values), out)
@@ -103,29 +103,31 @@ def build(
 
 
 def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
-    """Without context, the first keys of many blocks would be equal, and the nearest of them would
-    be arbitrary."""
+    """Add context by default. Without it, the first keys of many blocks would be equal, and the
+    nearest of them would be arbitrary."""
     blocks = options.blocks(run.config)
     if options.context is not None or blocks.break_mode not in ("none", "complete"):
         return options
     return replace(options, context=max(blocks.context, min(_CONTEXT, blocks.block // 4)))
 
 
-def _begin(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
+def _start(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
     """Start or continue a build; return the number of keys on disk."""
     if (out / FACTS_FILE).exists():
-        raise FileExistsError(f"{out}: already a finished store; choose another --out")
+        raise FileExistsError(f"{out}: already a finished store; choose another folder")
     if not (out / _PROGRESS_FILE).is_file():
         if any(path.name != ".lock" for path in out.iterdir()):
-            raise FileExistsError(f"{out}: not empty; choose another --out")
+            raise FileExistsError(f"{out}: not empty; choose another folder")
         write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=0))
         return 0
     progress = read_record(_Progress, out / _PROGRESS_FILE)
     # Paths can differ if the hashes are the same.
-    before, now = (to_dict(replace(each, run="", data="")) for each in (progress.plan, plan))
+    before, now = (to_dict(replace(p, run="", data="")) for p in (progress.plan, plan))
     if before != now:
         changed = ", ".join(f"{key} {before[key]}" for key in now if before[key] != now[key])
-        raise ValueError(f"{out}: started with {changed}; use the same, or choose another --out")
+        raise ValueError(
+            f"{out}: started with {changed}; use the same settings, or choose another folder"
+        )
     if progress.keys:
         say(f"continuing after {progress.keys:,} of {plan.keys:,} keys")
     return progress.keys
@@ -161,28 +163,28 @@ def _write(
     report_progress(done, plan.keys)
     for index in range(len(batches)):
         windows = batches.windows(0, index)
-        places = scored_places(windows)
+        positions = scored_positions(windows)
         if done == plan.keys:
             break
-        if places[-1] < done and not carries:
+        if positions[-1] < done and not carries:
             continue
         with autocast(plan.compute_dtype, torch.device(device)):  # type: ignore[arg-type]
             batch = batch_of(batches.tokens.ids, windows)
             hidden, targets = predicting(model, batch, device, states)  # type: ignore[arg-type]
-        if places[-1] < done:
-            continue  # computed only for the state
-        number = min(len(places), plan.keys - done)
+        if positions[-1] < done:
+            continue  # only needed for the state
+        count = min(len(positions), plan.keys - done)
         words = targets.where(targets < model.output.edges[-1], UNKNOWN)
-        keys = unit_vectors(hidden[:number]).to(getattr(torch, plan.dtype))
-        # Keys with a single token of context, as at the start of the text, are not recalled. They
-        # would be the nearest at the start of any text.
+        keys = unit_vectors(hidden[:count]).to(getattr(torch, plan.dtype))
+        # Zero the keys with a single token of context, such as at the start of the text, so that
+        # they are never retrieved: they would be the nearest at the start of any text.
         is_bare = torch.zeros_like(batch.scored)
         is_bare[:, 0] = index == 0 or not carries
-        keys[is_bare[batch.scored][:number].to(keys.device)] = 0
+        keys[is_bare[batch.scored][:count].to(keys.device)] = 0
         files[0].write(keys.cpu().numpy().data)
-        files[1].write(words[:number].int().cpu().numpy().data)
-        done += number
-        report_progress(number, plan.keys)
+        files[1].write(words[:count].int().cpu().numpy().data)
+        done += count
+        report_progress(count, plan.keys)
         if time.monotonic() - saved > _SAVE_SECONDS or done == plan.keys:
             for file in files:
                 file.flush()
@@ -192,22 +194,22 @@ def _write(
 
 
 def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None]) -> StoreFacts:
-    names, found = [KEYS_FILE, VALUES_FILE], None
+    names, index_recall = [KEYS_FILE, VALUES_FILE], None
     if index or (index is None and plan.keys >= INDEXED_FROM):
         try:
-            found = _index(out, plan)
+            index_recall = _build_index(out, plan)
             names.append(INDEX_FILE)
-            say(f"recall of the index: {found:.1%} of the {_RECALL_AT:,} nearest keys")
+            say(f"recall of the index: {index_recall:.1%} of the {_RECALL_AT:,} nearest keys")
         except ValueError as error:  # faiss is not installed
             say(f"no index: searching on a CPU will compare all {plan.keys:,} keys; {error}")
     sums = {name: file_hash(out / name) for name in names}
-    facts = StoreFacts(format=FORMAT, plan=plan, sha256=sums, recall=found)
+    facts = StoreFacts(format=FORMAT, plan=plan, sha256=sums, recall=index_recall)
     write_record(out / FACTS_FILE, facts)
     (out / _PROGRESS_FILE).unlink()
     return facts
 
 
-def _index(out: Path, plan: Plan) -> float:
+def _build_index(out: Path, plan: Plan) -> float:
     faiss = require_faiss()
     keys = np.memmap(out / KEYS_FILE, np.dtype(plan.dtype), "r", shape=(plan.keys, plan.dim))
     index = build_index(keys)

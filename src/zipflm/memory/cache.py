@@ -1,8 +1,8 @@
-"""The continuous cache (Grave, Joulin and Usunier, 2017): recalls the last words of a text by the
-hidden vectors that predicted them.
+"""The continuous cache (Grave, Joulin and Usunier, 2017): looks up the recent tokens of a text by
+the hidden vectors that predicted them.
 
-Query i sees the last `window` pairs (vector, word) before place i in its document. This is banded
-attention: chunks of queries are compared with the slice of keys that any of them sees.
+Query i sees the last `window` pairs (vector, token) before position i in its document. This is
+banded attention: chunks of queries are compared with the slice of keys that any of them sees.
 
 Shapes: N predictions, B rows, C capacity of a row, D model width, K keys.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zipflm.config.checks import Bound, Checked, Fraction
 from zipflm.data.vocabulary import END
-from zipflm.memory.mixing import Found, Recalled, Rows, Temperature, unit_vectors
+from zipflm.memory.mixing import Matches, Retrieved, Rows, Temperature, unit_vectors
 
 _MAX_ELEMENTS = 1 << 24
 """Maximum number of cosines in memory at once."""
@@ -33,7 +33,7 @@ class CacheSettings(Checked):
     """Settings of a continuous cache."""
 
     window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = 2000
-    """Number of tokens to remember (none: all)."""
+    """Number of tokens to store (none: all)."""
     weight: Fraction = 0.15
     """Weight of the cache in the mixture."""
     temperature: Temperature = 0.08
@@ -43,7 +43,7 @@ class CacheSettings(Checked):
 
 
 class Cache:
-    """A continuous cache, for independent texts."""
+    """A continuous cache. Each text has its own stream or row."""
 
     def __init__(self, settings: CacheSettings, equals_sign: int | None = None) -> None:
         """`equals_sign` is the id of `=`, which starts a heading."""
@@ -61,12 +61,12 @@ class Cache:
     def rows(self) -> CacheRows:
         return CacheRows(self.settings.window)
 
-    def begins(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Mark the tokens that start a new document, given the words before them."""
-        begins = np.zeros(len(ids), dtype=np.bool_)
+    def document_starts(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Mark the tokens that start a new document."""
+        is_start = np.zeros(len(ids), dtype=np.bool_)
         ends = np.flatnonzero(ids == END)
         if self.settings.reset == "none" or len(ends) == 0:
-            return begins
+            return is_start
         firsts = np.append(0, ends[:-1] + 1)
         if self.settings.reset == "blank":
             ends = ends[firsts == ends]
@@ -75,8 +75,8 @@ class Cache:
             is_sign = ids[firsts] == self._equals_sign
             second = np.minimum(firsts + 1, len(ids) - 1)
             ends = ends[is_sign & (ids[second] != self._equals_sign)]
-        begins[ends[ends + 1 < len(ids)] + 1] = True
-        return begins
+        is_start[ends[ends + 1 < len(ids)] + 1] = True
+        return is_start
 
 
 class CacheStream:
@@ -86,27 +86,27 @@ class CacheStream:
         self._window = window
         self._keys_KD = torch.zeros(0)
         self._words_K = torch.zeros(0, dtype=torch.int64)
-        self._since_begin = 0
+        self._since_start = 0
 
-    def look(self, hidden_ND: Tensor, words_N: Tensor, is_begin: NDArray[np.bool_]) -> Band:
-        queries_ND, number = unit_vectors(hidden_ND), len(hidden_ND)
-        known = len(self._words_K)
-        keys_KD = torch.cat([self._keys_KD, queries_ND]) if known else queries_ND
-        words_K = torch.cat([self._words_K, words_N]) if known else words_N
-        own = np.arange(number)
-        last_begin = np.maximum.accumulate(np.where(is_begin, own, -self._since_begin))
-        reach = own - last_begin
-        self._since_begin = int(reach[-1]) + 1 if number else self._since_begin
+    def lookup(self, hidden_ND: Tensor, words_N: Tensor, is_start: NDArray[np.bool_]) -> KeyWindow:
+        queries_ND, count = unit_vectors(hidden_ND), len(hidden_ND)
+        stored = len(self._words_K)
+        keys_KD = torch.cat([self._keys_KD, queries_ND]) if stored else queries_ND
+        words_K = torch.cat([self._words_K, words_N]) if stored else words_N
+        positions = np.arange(count)
+        last_start = np.maximum.accumulate(np.where(is_start, positions, -self._since_start))
+        reach = positions - last_start
+        self._since_start = int(reach[-1]) + 1 if count else self._since_start
         if self._window is not None:
             reach = np.minimum(reach, self._window)
-        kept = min(self._since_begin, self._window or self._since_begin)
+        kept = min(self._since_start, self._window or self._since_start)
         self._keys_KD, self._words_K = keys_KD[-kept:], words_K[-kept:]
-        own = own + known
-        return Band(queries_ND, keys_KD, words_K, own - np.minimum(reach, own), own)
+        ends = positions + stored
+        return KeyWindow(queries_ND, keys_KD, words_K, ends - np.minimum(reach, ends), ends)
 
 
-class Band:
-    """Queries, each with the slice of keys that it can see."""
+class KeyWindow:
+    """Queries, each with the range of keys that it can see."""
 
     def __init__(
         self, queries_ND: Tensor, keys_KD: Tensor, words_K: Tensor, first: NDArray[Any], end: Any
@@ -118,67 +118,70 @@ class Band:
             bounds = bounds.pin_memory()
         self._first_N, self._end_N = bounds.to(queries_ND.device, non_blocking=True)
         self.has_N: Tensor = self._first_N < self._end_N
-        self.places_NK: Tensor | None = None
+        self.rows_NK: Tensor | None = None
 
     def parts(self) -> Iterator[slice]:
-        """Chunks of queries that see similar keys."""
+        """Yield chunks of queries that see similar keys."""
         widest = int((self._end - self._first).max(initial=0))
         size = max(min(widest // 8, _MAX_ELEMENTS // max(widest, 1), 1024), 64)
         for low in range(0, len(self._end), size):
             yield slice(low, low + size)
 
-    def recalled(self, rows: Rows, temperature: float) -> Recalled:
+    def retrieve(self, rows: Rows, temperature: float) -> Retrieved:
         low, high = 0, len(self._words_K)
         if isinstance(rows, slice):  # a tensor would make the host wait
             low, high = int(self._first[rows].min()), int(self._end[rows].max())
             high = max(high, low + 1)
         first_N1, end_N1 = (bound[rows].unsqueeze(1) for bound in (self._first_N, self._end_N))
         scores_NK = (self._queries_ND[rows] / temperature) @ self._keys_KD[low:high].T
-        places_K = torch.arange(low, high, device=scores_NK.device)
-        is_hidden_NK = (places_K < first_N1) | (places_K >= end_N1)
+        index_K = torch.arange(low, high, device=scores_NK.device)
+        is_hidden_NK = (index_K < first_N1) | (index_K >= end_N1)
         probs_NK = scores_NK.masked_fill_(is_hidden_NK, -torch.inf).softmax(1)
-        return Recalled(probs_NK, self._words_K[low:high], self.has_N[rows])
+        return Retrieved(probs_NK, self._words_K[low:high], self.has_N[rows])
 
 
 class CacheRows:
-    """The caches of texts that grow side by side. A full one overwrites its oldest word."""
+    """The caches of texts that are generated in parallel. A full one overwrites its oldest word."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window
         self._keys_BCD = torch.zeros(0, 0, 0)
         self._words_BC = torch.zeros(0, 0, dtype=torch.int64)
         self._counts: list[int] = []
-        """Words that each row was given since it was last empty."""
+        """Number of words added to each row since it was last empty."""
 
     def join(self, hidden: Sequence[Tensor], words: Sequence[Tensor]) -> None:
-        window, begin = self._window, len(self._counts)
-        self._counts += [len(each) if window is None else min(len(each), window) for each in words]
+        window, first = self._window, len(self._counts)
+        self._counts += [len(ids) if window is None else min(len(ids), window) for ids in words]
         self._resize(len(self._counts), hidden[0])
-        for row, (vectors, ids) in enumerate(zip(hidden, words, strict=True), start=begin):
+        for row, (vectors, ids) in enumerate(zip(hidden, words, strict=True), start=first):
             if count := self._counts[row]:
                 self._keys_BCD[row, :count] = unit_vectors(vectors[-count:])
                 self._words_BC[row, :count] = ids[-count:]
 
-    def keep(self, places: Sequence[int], places_N: Tensor) -> None:
-        self._keys_BCD, self._words_BC = self._keys_BCD[places_N], self._words_BC[places_N]
-        self._counts = [self._counts[place] for place in places]
+    def keep(self, kept: Sequence[int], kept_N: Tensor) -> None:
+        self._keys_BCD, self._words_BC = self._keys_BCD[kept_N], self._words_BC[kept_N]
+        self._counts = [self._counts[row] for row in kept]
 
-    def look(self, hidden_ND: Tensor) -> Found:
+    def lookup(self, hidden_ND: Tensor) -> Matches:
         cosines_BC = (self._keys_BCD @ unit_vectors(hidden_ND).unsqueeze(2)).squeeze(2)
         counts_B = torch.tensor(self._counts, device=cosines_BC.device)
         is_empty_BC = torch.arange(cosines_BC.shape[1], device=counts_B.device) >= counts_B[:, None]
-        return Found(cosines_BC.masked_fill(is_empty_BC, -torch.inf), self._words_BC, counts_B > 0)
+        return Matches(
+            cosines_BC.masked_fill(is_empty_BC, -torch.inf), self._words_BC, counts_B > 0
+        )
 
     def add(self, hidden_ND: Tensor, words_N: Tensor) -> None:
         window = self._window
-        places = [count if window is None else count % window for count in self._counts]
+        slots = [count if window is None else count % window for count in self._counts]
         self._counts = [count + 1 for count in self._counts]
-        self._resize(len(places), hidden_ND)
-        at = torch.tensor(places, device=hidden_ND.device)
-        rows = torch.arange(len(places), device=hidden_ND.device)
-        self._keys_BCD[rows, at], self._words_BC[rows, at] = unit_vectors(hidden_ND), words_N
+        self._resize(len(slots), hidden_ND)
+        slots_N = torch.tensor(slots, device=hidden_ND.device)
+        rows_N = torch.arange(len(slots), device=hidden_ND.device)
+        self._keys_BCD[rows_N, slots_N] = unit_vectors(hidden_ND)
+        self._words_BC[rows_N, slots_N] = words_N
 
-    def forget(self, rows: Sequence[int]) -> None:
+    def clear(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._counts[row] = 0
 

@@ -1,15 +1,15 @@
 """Mix the probabilities of a model with those of memories.
 
-A memory compares the hidden vector that predicts a word, scaled to unit length, with the vectors
-that predicted earlier words, and recalls those words:
+A memory stores the hidden vectors that predicted earlier words, scaled to unit length, and those
+words. A lookup mixes in the words that followed similar hidden vectors:
 
-    p_memory(w) = sum of softmax(cosine / temperature) over the remembered places where w followed
-    p(w)        = (1 - weight) p(w) + weight p_memory(w)
+    p_memory(w) = sum of softmax(cosine / temperature) over the stored vectors that w followed
+    p(w)        = (1 - weight) p_model(w) + weight p_memory(w)
 
-Several memories are mixed one after the other. The weight is 0 if nothing is remembered, so
-probabilities always sum to one. Temperature T for cosines equals 2 T for squared distances.
+Several memories are mixed in sequence. The weight is 0 if a memory is empty, so probabilities
+always sum to one. Temperature T for cosines corresponds to 2 T for squared distances.
 
-Shapes: N predictions, K remembered places, D model width, V words.
+Shapes: N predictions, K stored words, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,162 +29,173 @@ from zipflm.config.checks import Bound
 from zipflm.data.vocabulary import END, UNKNOWN
 
 if TYPE_CHECKING:
-    from zipflm.memory.cache import Band, Cache
+    from zipflm.memory.cache import Cache, KeyWindow
     from zipflm.memory.neighbours import Neighbours
 
 
 Ids = NDArray[np.int64]
 Rows = slice | Tensor
 Temperature = Annotated[
-    float, Bound(lambda t: 1e-4 <= t < math.inf, "must be a finite number from 0.0001 on")
+    float, Bound(lambda t: 1e-4 <= t < math.inf, "must be finite and at least 0.0001")
 ]
-NEAREST = 3
+NUM_SOURCES = 3
 """Number of neighbours listed as sources of a probability."""
 
 
 def unit_vectors(hidden_ND: Tensor) -> Tensor:
-    """Keys and queries: decoder outputs of length one, so that one temperature suits all models."""
+    """Normalize decoder outputs to unit length for use as keys and queries, so that one temperature
+    works for all models."""
     return F.normalize(hidden_ND.float(), dim=-1)
 
 
-class Recalled(NamedTuple):
-    """Recalled words with their probabilities."""
+class Retrieved(NamedTuple):
+    """Retrieved words with their probabilities."""
 
     probs_NK: Tensor
-    """Undefined in rows where nothing is remembered."""
+    """Undefined where `has_N` is False."""
     words_NK: Tensor
-    """[N, K], or [K] if it is the same for all rows."""
+    """[N, K], or [K] if shared by all rows."""
     has_N: Tensor
-    """True in rows where something is remembered."""
+    """True for rows with at least one stored word."""
 
-    def of(self, targets_N: Tensor) -> Tensor:
-        """The probability of one word per row."""
+    def prob_of(self, targets_N: Tensor) -> Tensor:
+        """Return the probability of one word per row."""
         is_target_NK = self.words_NK == targets_N.unsqueeze(1)
         return (self.probs_NK * is_target_NK).sum(1).where(self.has_N, 0.0)
 
-    def of_all(self, num_words: int) -> Tensor:
-        """The probability of every word, [N, V]."""
+    def all_probs(self, num_words: int) -> Tensor:
+        """Return the probability of every word, [N, V]."""
         probs_NK = self.probs_NK.where(self.has_N.unsqueeze(1), 0.0)
         probs_NV = probs_NK.new_zeros(len(probs_NK), num_words)
         return probs_NV.scatter_add_(1, self.words_NK.expand_as(probs_NK), probs_NK)
 
 
 @dataclass(frozen=True)
-class Found:
-    """Precomputed cosines; ignored places are -inf."""
+class Matches:
+    """Precomputed cosines; masked positions are -inf."""
 
     cosines_NK: Tensor
     words_NK: Tensor
     has_N: Tensor
-    places_NK: Tensor | None = None
+    rows_NK: Tensor | None = None
+    """Row numbers in the store; None for a cache."""
 
     def parts(self) -> Iterator[slice]:
         yield slice(0, len(self.has_N))
 
-    def recalled(self, rows: Rows, temperature: float) -> Recalled:
+    def retrieve(self, rows: Rows, temperature: float) -> Retrieved:
         probs_NK = (self.cosines_NK[rows] / temperature).softmax(1)
-        return Recalled(probs_NK, self.words_NK[rows], self.has_N[rows])
+        return Retrieved(probs_NK, self.words_NK[rows], self.has_N[rows])
 
 
-def mixed(logprobs: Tensor, recalled: Tensor, weight: Tensor) -> Tensor:
-    """Log-probabilities of the mixture of a model and recalled probabilities."""
-    return torch.logaddexp(torch.log1p(-weight) + logprobs, (weight * recalled).log())
+def mix(log_probs: Tensor, memory_probs: Tensor, weight: Tensor) -> Tensor:
+    """Return log((1 - weight) exp(log_probs) + weight memory_probs)."""
+    return torch.logaddexp(torch.log1p(-weight) + log_probs, (weight * memory_probs).log())
 
 
 class Mixture:
-    """The lookups of all memories for a batch of predictions."""
+    """Memory lookups for a batch of predictions, one per memory."""
 
     def __init__(
-        self, memories: Sequence[Cache | Neighbours], lookups: Sequence[Band | Found]
+        self, memories: Sequence[Cache | Neighbours], lookups: Sequence[KeyWindow | Matches]
     ) -> None:
-        self.lookups: Sequence[Band | Found] = lookups
+        self.lookups: Sequence[KeyWindow | Matches] = lookups
         self._pairs = [(m.settings, lookup) for m, lookup in zip(memories, lookups, strict=True)]
 
     def nll(self, nll_N: Tensor, targets_N: Tensor) -> Tensor:
         """Mix the nll of target words."""
         for settings, lookup in self._pairs:
-            recalled_N = recalled_targets(lookup, targets_N, settings.temperature)
-            nll_N = -mixed(-nll_N.float(), recalled_N, settings.weight * lookup.has_N.float())
+            recalled_N = target_probs(lookup, targets_N, settings.temperature)
+            nll_N = -mix(-nll_N.float(), recalled_N, settings.weight * lookup.has_N.float())
         return nll_N
 
     def log_probs(self, log_probs_NV: Tensor, rows: Rows = slice(None)) -> Tensor:
-        """Mix the log-probabilities of all words in some rows."""
+        """Mix the log-probabilities of all words in these rows."""
         for settings, lookup in self._pairs:
-            recalled = lookup.recalled(rows, settings.temperature)
-            weight_N1 = settings.weight * recalled.has_N.float().unsqueeze(1)
-            everywhere_NV = recalled.of_all(log_probs_NV.shape[1])
-            log_probs_NV = mixed(log_probs_NV.float(), everywhere_NV, weight_N1)
+            retrieved = lookup.retrieve(rows, settings.temperature)
+            weight_N1 = settings.weight * retrieved.has_N.float().unsqueeze(1)
+            recalled_NV = retrieved.all_probs(log_probs_NV.shape[1])
+            log_probs_NV = mix(log_probs_NV.float(), recalled_NV, weight_N1)
         return log_probs_NV
 
     def sources(
-        self, nll_M: Tensor, targets_M: Tensor, places_M: Tensor
+        self, nll_M: Tensor, targets_M: Tensor, rows_M: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """The parts of the probabilities that come from the model and each memory,
-        [M, 1 + memories], and the nearest places in each store."""
+        """Split probabilities into the contributions of the model and of each memory.
+
+        Returns them as [M, 1 + memories], with the nearest rows of each store.
+        """
         parts, nearest = [(-nll_M.float()).exp()], []
         for settings, lookup in self._pairs:
-            recalled = lookup.recalled(places_M, settings.temperature)
-            weight_M = settings.weight * recalled.has_N.float()
+            retrieved = lookup.retrieve(rows_M, settings.temperature)
+            weight_M = settings.weight * retrieved.has_N.float()
             parts = [part * (1 - weight_M) for part in parts]
-            parts.append(weight_M * recalled.of(targets_M))
-            if lookup.places_NK is not None:
-                nearest.append(lookup.places_NK[places_M, :NEAREST])
+            parts.append(weight_M * retrieved.prob_of(targets_M))
+            if lookup.rows_NK is not None:
+                nearest.append(lookup.rows_NK[rows_M, :NUM_SOURCES])
         return torch.stack(parts, 1), nearest
 
-    def mix(self, places_M: Tensor) -> Callable[[Tensor, slice], Tensor]:
-        """`log_probs` for slices of these rows."""
-        return lambda log_probs_NV, rows: self.log_probs(log_probs_NV, places_M[rows])
+    def for_rows(self, rows_M: Tensor) -> Callable[[Tensor, slice], Tensor]:
+        """Return `log_probs` for slices of these rows."""
+        return lambda log_probs_NV, part: self.log_probs(log_probs_NV, rows_M[part])
 
 
-def recalled_targets(lookup: Band | Found, targets_N: Tensor, temperature: float) -> Tensor:
-    """The probability of one word per row, computed in chunks."""
-    parts = [lookup.recalled(rows, temperature).of(targets_N[rows]) for rows in lookup.parts()]
+def target_probs(lookup: KeyWindow | Matches, targets_N: Tensor, temperature: float) -> Tensor:
+    """Return the probability of one word per row, computed in chunks."""
+    parts = [lookup.retrieve(rows, temperature).prob_of(targets_N[rows]) for rows in lookup.parts()]
     return torch.cat(parts) if parts else targets_N.float()
 
 
-class Recall:
-    """Memories of one stream of tokens, or of independent documents."""
+class MemoryStream:
+    """Memory lookups for one token stream, which can contain independent documents."""
 
     def __init__(self, memories: Sequence[Cache | Neighbours]) -> None:
         self.memories = memories
         self._streams = [memory.stream() for memory in memories]
         self._line = np.zeros(0, dtype=np.int64)
-        self._begins: list[NDArray[np.bool_]] = []
-        self._is_next_begin = np.zeros(len(memories), dtype=np.bool_)
+        self._is_start: list[NDArray[np.bool_]] = []
+        self._is_next_start = np.zeros(len(memories), dtype=np.bool_)
 
-    def open(self, ids: NDArray[Any], begins: Ids | None = None, seen: int = 0) -> Recall:
-        """Set the tokens for the next lookups; the first `seen` are not new. Documents start at
-        `begins`; by default the text continues."""
+    def set_tokens(
+        self, ids: NDArray[Any], starts: Ids | None = None, seen: int = 0
+    ) -> MemoryStream:
+        """Set the tokens for the next lookups; the first `seen` were part of the previous call.
+
+        Documents start at the indices `starts`; by default the text continues.
+        """
         ids = np.asarray(ids)
         line = len(self._line)
         joined = np.concatenate([self._line, ids[seen:]]) if line else ids[seen:]
         padding = np.zeros(seen, dtype=np.bool_)
-        # One token more, to know whether the next one starts a document.
-        known = [memory.begins(np.append(joined, 0))[line:] for memory in self.memories]
-        for each, is_begin in zip(known, self._is_next_begin, strict=True):
-            each[0] |= is_begin
-        self._is_next_begin = np.array([each[-1] for each in known])
-        self._begins = [np.append(padding, each[:-1]) for each in known]
-        if begins is not None:
-            for each in self._begins:
-                each[begins] = True
+        # One extra token, to determine whether the next one starts a document.
+        marks = [memory.document_starts(np.append(joined, 0))[line:] for memory in self.memories]
+        for is_start, is_next_start in zip(marks, self._is_next_start, strict=True):
+            is_start[0] |= is_next_start
+        self._is_next_start = np.array([is_start[-1] for is_start in marks])
+        self._is_start = [np.append(padding, is_start[:-1]) for is_start in marks]
+        if starts is not None:
+            for is_start in self._is_start:
+                is_start[starts] = True
         self._line = joined[_last_line_start(joined) :].astype(np.int64)
         return self
 
-    def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture:
-        """Look up and then remember these words, which follow those of the last call."""
+    def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture:
+        """Look up these words, then store them. They continue the previous call.
+
+        `positions` are their indices in the tokens that were set.
+        """
         lookups = [
-            stream.look(hidden_ND, words_N, begins[places])
-            for stream, begins in zip(self._streams, self._begins, strict=True)
+            stream.lookup(hidden_ND, words_N, is_start[positions])
+            for stream, is_start in zip(self._streams, self._is_start, strict=True)
         ]
         return Mixture(self.memories, lookups)
 
 
-class RecallRows:
-    """Memories of texts that are generated in parallel."""
+class MemoryRows:
+    """Memory lookups for texts that are generated in parallel, one row per text."""
 
     def __init__(self, memories: Sequence[Cache | Neighbours], num_words: int) -> None:
-        """Ids from `num_words` on are remembered as `<unk>`."""
+        """Ids >= `num_words` are stored as `<unk>`."""
         self._memories, self._num_words = memories, num_words
         self._rows = [memory.rows() for memory in memories]
         self._lines: list[list[int]] = []
@@ -193,44 +204,45 @@ class RecallRows:
     def join(self, texts: Sequence[tuple[Tensor, Ids]]) -> None:
         """Add rows that start with these vectors [T, D] and the words [T] that they predicted."""
         for memory, rows in zip(self._memories, self._rows, strict=True):
-            firsts = [_last_begin(memory, ids) for _, ids in texts]
+            firsts = [_last_start(memory, ids) for _, ids in texts]
             hidden = [vectors[first:] for (vectors, _), first in zip(texts, firsts, strict=True)]
             words = [ids[first:] for (_, ids), first in zip(texts, firsts, strict=True)]
             predicted = [np.where(ids < self._num_words, ids, UNKNOWN) for ids in words]
             rows.join(hidden, [torch.from_numpy(ids).to(hidden[0].device) for ids in predicted])
         self._lines += [ids[_last_line_start(ids) :].tolist() for _, ids in texts]
 
-    def keep(self, places: Sequence[int], places_N: Tensor) -> None:
-        self._lines = [self._lines[place] for place in places]
+    def keep(self, kept: Sequence[int], kept_N: Tensor) -> None:
+        """Keep only these rows; `kept_N` holds the same indices on the device."""
+        self._lines = [self._lines[row] for row in kept]
         for rows in self._rows:
-            rows.keep(places, places_N)
+            rows.keep(kept, kept_N)
 
-    def look(self, hidden_ND: Tensor) -> Mixture:
-        return Mixture(self._memories, [rows.look(hidden_ND) for rows in self._rows])
+    def lookup(self, hidden_ND: Tensor) -> Mixture:
+        return Mixture(self._memories, [rows.lookup(hidden_ND) for rows in self._rows])
 
     def add(self, hidden_ND: Tensor, words: Sequence[int], words_N: Tensor) -> None:
-        """Remember the next word of each row and the vectors that predicted them."""
+        """Store the next word of each row with the vector that predicted it."""
         for rows in self._rows:
             rows.add(hidden_ND, words_N)
         for line, word in zip(self._lines, words, strict=True):
             line.append(word)
         ended = [row for row, word in enumerate(words) if word == END]
         for memory, rows in zip(self._memories, self._rows, strict=True):
-            rows.forget(
+            rows.clear(
                 [
                     row
                     for row in ended
-                    if _last_begin(memory, np.array(self._lines[row])) == len(self._lines[row])
+                    if _last_start(memory, np.array(self._lines[row])) == len(self._lines[row])
                 ]
             )
         for row in ended:
             self._lines[row] = []
 
 
-def _last_begin(memory: Cache | Neighbours, ids: Ids) -> int:
-    """The start of the document that continues after these ids."""
-    begins = np.flatnonzero(memory.begins(np.append(ids, 0)))
-    return int(begins[-1]) if len(begins) else 0
+def _last_start(memory: Cache | Neighbours, ids: Ids) -> int:
+    """Return the start of the document that continues after these ids."""
+    starts = np.flatnonzero(memory.document_starts(np.append(ids, 0)))
+    return int(starts[-1]) if len(starts) else 0
 
 
 def _last_line_start(ids: NDArray[Any]) -> int:

@@ -1,10 +1,11 @@
-"""Nearest neighbours (kNN-LM, Khandelwal et al., 2020): recalls the words that followed the most
-similar places of a text.
+"""Nearest neighbors (kNN-LM, Khandelwal et al., 2020): retrieves the words that followed the most
+similar contexts of a text.
 
-Exact search compares all queries of a batch with block after block of keys and keeps the best k. On
-a CPU, large stores use a faiss index (IVF-PQ) to find candidates, whose exact cosines are computed.
+Exact search compares all queries of a batch with one block of keys at a time and keeps the best k.
+On a CPU, large stores use a faiss index (IVF-PQ) to find candidates, whose exact cosines are
+computed.
 
-Shapes: N queries, K neighbours, D model width, S keys of a block.
+Shapes: N queries, K neighbors, D model width, S keys of a block.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config.checks import Checked, Fraction, Positive
-from zipflm.memory.mixing import Found, Temperature, unit_vectors
+from zipflm.memory.mixing import Matches, Temperature, unit_vectors
 from zipflm.memory.store import INDEX_FILE, Store
 
 INDEXED_FROM = 2_000_000
@@ -39,12 +40,12 @@ _PROBES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourSettings(Checked):
-    """Settings of nearest neighbours in a store."""
+    """Settings of nearest neighbors in a store."""
 
     k: Positive = 1024
-    """Number of neighbours."""
+    """Number of neighbors."""
     weight: Fraction = 0.25
-    """Weight of the neighbours in the mixture."""
+    """Weight of the neighbors in the mixture."""
     temperature: Temperature = 0.02
     """Temperature of the softmax over cosines."""
     search: Literal["auto", "exact"] = "auto"
@@ -52,7 +53,7 @@ class NeighbourSettings(Checked):
 
 
 class Neighbours:
-    """Searches a store on a device. Texts do not change it."""
+    """Searches a store on a device. Texts are not added to it."""
 
     def __init__(self, store: Store, settings: NeighbourSettings, device: str) -> None:
         if settings.k > len(store):
@@ -70,17 +71,17 @@ class Neighbours:
     def rows(self) -> Neighbours:
         return self
 
-    def begins(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    def document_starts(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         return np.zeros(len(ids), dtype=np.bool_)
 
-    def look(self, hidden_ND: Tensor, *text: object) -> Found:
+    def lookup(self, hidden_ND: Tensor, *text: object) -> Matches:
         cosines_NK, rows_NK = self.search(hidden_ND)
         cosines_NK = cosines_NK.masked_fill(cosines_NK == 0, -torch.inf)  # a key of zeros
-        has_N = cosines_NK.amax(1) > -torch.inf  # an index can find nothing
-        return Found(cosines_NK, self._words[rows_NK], has_N, rows_NK)
+        has_N = cosines_NK.amax(1) > -torch.inf  # an index can return no candidates
+        return Matches(cosines_NK, self._words[rows_NK], has_N, rows_NK)
 
     def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines of the nearest keys in descending order, and their rows in the store."""
+        """Return the cosines of the nearest keys in descending order, and their rows."""
         queries_ND, k = unit_vectors(hidden_ND), self.settings.k
         if self._index is not None:
             return indexed_search(self._index, self.store.keys, queries_ND, k)
@@ -88,29 +89,29 @@ class Neighbours:
 
     def join(self, hidden: Sequence[Tensor], words: Sequence[Tensor]) -> None: ...
 
-    def keep(self, places: Sequence[int], places_N: Tensor) -> None: ...
+    def keep(self, kept: Sequence[int], kept_N: Tensor) -> None: ...
 
     def add(self, hidden_ND: Tensor, words_N: Tensor) -> None: ...
 
-    def forget(self, rows: Sequence[int]) -> None: ...
+    def clear(self, rows: Sequence[int]) -> None: ...
 
 
 def exact_search(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines [N, K] of the nearest keys in descending order, and their rows."""
+    """Return the cosines [N, K] of the nearest keys in descending order, and their rows."""
     parts = [_best(keys, part_ND, k) for part_ND in torch.split(queries_ND, _QUERIES)]
     cosines, rows = zip(*parts, strict=True)
     return torch.cat(cosines), torch.cat(rows)
 
 
 def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    most = _MAX_ELEMENTS.get(queries_ND.device.type, 1 << 26)
-    size = max(most // queries_ND.shape[1], k)
-    parts = torch.split(queries_ND, max(most // size, 1))
+    max_elements = _MAX_ELEMENTS.get(queries_ND.device.type, 1 << 26)
+    size = max(max_elements // queries_ND.shape[1], k)
+    parts = torch.split(queries_ND, max(max_elements // size, 1))
     best: list[tuple[Tensor, Tensor] | None] = [None] * len(parts)
     for first, block_SD in _blocks(keys, size, queries_ND.device):
         for index, part_ND in enumerate(parts):
-            cosines_NK, places_NK = _top(_cosines(part_ND, block_SD), min(k, len(block_SD)))
-            found, before = (cosines_NK, places_NK + first), best[index]
+            cosines_NK, rows_NK = _top(_cosines(part_ND, block_SD), min(k, len(block_SD)))
+            found, before = (cosines_NK, rows_NK + first), best[index]
             if before is not None:
                 both_N2, rows_N2 = (torch.cat(pair, 1) for pair in zip(before, found, strict=True))
                 cosines_NK, order_NK = both_N2.topk(min(k, both_N2.shape[1]), dim=1)
@@ -123,8 +124,8 @@ def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tens
 def _cosines(queries_ND: Tensor, keys_SD: Tensor) -> Tensor:
     if not (keys_SD.is_cuda and keys_SD.dtype == torch.float16):
         return queries_ND @ keys_SD.float().T
-    # Two products of half precision, summed in float32, are as exact as one in float32 and several
-    # times as fast.
+    # Two products of half precision, summed in float32, are as accurate as one in float32 and
+    # several times as fast.
     high_ND = queries_ND.half()
     low_ND = (queries_ND - high_ND.float()).half()
     cosines_NS = torch.mm(high_ND, keys_SD.T, out_dtype=torch.float32)
@@ -132,7 +133,7 @@ def _cosines(queries_ND: Tensor, keys_SD: Tensor) -> Tensor:
 
 
 def _top(cosines_NS: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` in two stages: the k largest lie in the k groups with the largest maxima."""
+    """Compute `topk` in two stages: the k largest lie in the k groups with the largest maxima."""
     rows, width = cosines_NS.shape
     if width % _GROUP or width < 4 * _GROUP * k:
         found = cosines_NS.topk(k, dim=1)
@@ -140,15 +141,15 @@ def _top(cosines_NS: Tensor, k: int) -> tuple[Tensor, Tensor]:
     groups_NGE = cosines_NS.view(rows, -1, _GROUP)
     chosen_NK1 = groups_NGE.amax(2).topk(k, dim=1).indices.unsqueeze(2)
     candidates = groups_NGE.gather(1, chosen_NK1.expand(-1, -1, _GROUP)).flatten(1)
-    best_NK, places_NK = candidates.topk(k, dim=1)
-    groups_NK = chosen_NK1.squeeze(2).gather(1, places_NK // _GROUP)
-    return best_NK, groups_NK * _GROUP + places_NK % _GROUP
+    best_NK, index_NK = candidates.topk(k, dim=1)
+    groups_NK = chosen_NK1.squeeze(2).gather(1, index_NK // _GROUP)
+    return best_NK, groups_NK * _GROUP + index_NK % _GROUP
 
 
 def _blocks(
     keys: NDArray[Any] | Tensor, size: int, device: torch.device
 ) -> Iterator[tuple[int, Tensor]]:
-    """Blocks of keys with the row of the first; reads one block ahead."""
+    """Yield blocks of keys with the row of their first key. Reads one block ahead."""
     if isinstance(keys, Tensor):
         for first in range(0, len(keys), size):
             yield first, keys[first : first + size]
@@ -168,7 +169,7 @@ def _blocks(
 
 
 def _on_device(store: Store, device: str) -> NDArray[Any] | Tensor:
-    """The keys on a GPU if they fit; otherwise the file, which is read at every search."""
+    """Return the keys on the GPU if they fit; otherwise the file, which is read at every search."""
     if not device.startswith("cuda"):
         return store.keys
     free, _ = torch.cuda.mem_get_info(device)
@@ -183,12 +184,12 @@ def _on_device(store: Store, device: str) -> NDArray[Any] | Tensor:
 def indexed_search(
     index: Any, keys: NDArray[Any], queries_ND: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """`exact_search` among the candidates of an index; -inf if it finds fewer than k."""
+    """Search only the candidates of an index. Cosines are -inf if it finds fewer than k."""
     queries = queries_ND.cpu().numpy()
     _, rows = index.search(queries, k)
     cosines = np.empty(rows.shape, dtype=np.float32)
-    for place, (query, candidates) in enumerate(zip(queries, rows, strict=True)):
-        cosines[place] = keys[np.maximum(candidates, 0)].astype(np.float32) @ query
+    for row, (query, candidates) in enumerate(zip(queries, rows, strict=True)):
+        cosines[row] = keys[np.maximum(candidates, 0)].astype(np.float32) @ query
     cosines[rows < 0] = -np.inf
     cosines_NK, order_NK = torch.from_numpy(cosines).sort(1, descending=True)
     return cosines_NK, torch.from_numpy(np.maximum(rows, 0)).gather(1, order_NK)
@@ -197,23 +198,23 @@ def indexed_search(
 def build_index(keys: NDArray[Any]) -> Any:
     """Build an IVF-PQ index, reading keys in blocks."""
     faiss = require_faiss()
-    number, dim = keys.shape
-    cells = int(min(4 * np.sqrt(number), number / 39, 65_536)) or 1
+    count, dim = keys.shape
+    cells = int(min(4 * np.sqrt(count), count / 39, 65_536)) or 1
     pieces = max(m for m in range(1, dim // 4 + 1) if dim % m == 0) if dim >= 4 else 1
-    bits = 8 if number >= 39 * 256 else 4
+    bits = 8 if count >= 39 * 256 else 4
     quantizer = faiss.IndexFlatIP(dim)
     index = faiss.IndexIVFPQ(quantizer, dim, cells, pieces, bits, faiss.METRIC_INNER_PRODUCT)
-    sample = np.random.default_rng(0).choice(number, min(number, 64 * max(cells, 256)), False)
+    sample = np.random.default_rng(0).choice(count, min(count, 64 * max(cells, 256)), False)
     index.train(keys[np.sort(sample)].astype(np.float32))
-    for first in range(0, number, 1 << 18):
+    for first in range(0, count, 1 << 18):
         index.add(keys[first : first + (1 << 18)].astype(np.float32))
     index.nprobe = _PROBES
     return index
 
 
-def recall(index: Any, keys: NDArray[Any], k: int, number: int = 256) -> float:
-    """Fraction of the k nearest keys that an index finds, with some keys as queries."""
-    chosen = np.random.default_rng(1).choice(len(keys), min(number, len(keys)), False)
+def recall(index: Any, keys: NDArray[Any], k: int, max_queries: int = 256) -> float:
+    """Return the fraction of the k nearest keys that an index finds for random queries."""
+    chosen = np.random.default_rng(1).choice(len(keys), min(max_queries, len(keys)), False)
     queries = unit_vectors(torch.from_numpy(keys[np.sort(chosen)].astype(np.float32)))
     _, exact = exact_search(keys, queries, k)
     _, rows = index.search(queries.numpy(), k)

@@ -1,4 +1,4 @@
-"""Parse memory options: `cache:2000` or the folder of a store, with settings after commas, such as
+"""Parse memory specs: `cache:2000` or the folder of a store, with settings after commas, such as
 `cache:2000,weight=0.2`."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 from zipflm.config.checks import ByKind
 from zipflm.memory.cache import Cache, CacheSettings
-from zipflm.memory.mixing import Recall, RecallRows
+from zipflm.memory.mixing import MemoryRows, MemoryStream
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
 from zipflm.memory.store import TUNED_FILE, Store
 from zipflm.runs.load import LoadedRun
@@ -39,7 +39,7 @@ class Tuned:
     words: int
     perplexity_without: float
     perplexity: float
-    """Perplexity with this memory, on top of `after`."""
+    """Perplexity with this memory and those in `after`."""
     after: tuple[str, ...] = ()
     """Memories mixed before this one."""
 
@@ -49,7 +49,7 @@ class Memories:
 
     def __init__(self, names: Sequence[str], memories: Sequence[Cache | Neighbours]) -> None:
         self.names: tuple[str, ...] = tuple(names)
-        """`--memory` options with all settings."""
+        """Memory specs with all settings."""
         self.memories: tuple[Cache | Neighbours, ...] = tuple(memories)
 
     @property
@@ -65,7 +65,7 @@ class Memories:
     def sources(
         self, parts: Sequence[float], nearest: Sequence[Sequence[int]]
     ) -> list[tuple[str, float, list[tuple[list[int], int]]]]:
-        """The parts of a probability by name, with the nearest contexts and their words."""
+        """Name the contributions to a probability, with the nearest contexts and their words."""
         stores, named = iter(nearest), [("model", parts[0], list[tuple[list[int], int]]())]
         for memory, part in zip(self.memories, parts[1:], strict=True):
             contexts = []
@@ -74,18 +74,20 @@ class Memories:
             named.append((type(memory).__name__.lower(), part, contexts))
         return named
 
-    def recall(self) -> Recall:
-        """Start a new text, or several independent ones."""
-        return Recall(self.memories)
+    def stream(self) -> MemoryStream:
+        """Start a new text, or a stream of independent ones."""
+        return MemoryStream(self.memories)
 
-    def rows(self, num_words: int) -> RecallRows:
+    def rows(self, num_words: int) -> MemoryRows:
         """Start texts that are generated in parallel by a model with `num_words` words."""
-        return RecallRows(self.memories, num_words)
+        return MemoryRows(self.memories, num_words)
 
 
 def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories | None:
-    """Open the memories given by options; None without options. ValueError if one is damaged or
-    belongs to another model."""
+    """Open the memories of these specs, or return None if there are none.
+
+    Raises ValueError if one is damaged or was built with another model.
+    """
     pairs = [_open(spec, run, device) for spec in specs]
     return Memories(*zip(*pairs, strict=True)) if pairs else None
 
@@ -98,7 +100,7 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbou
         sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
         return canonical("cache", cache), Cache(cache, sign)
     if not name:
-        raise ValueError(f"--memory {spec!r}: use cache:2000 or the folder of a store")
+        raise ValueError(f"memory={spec!r}: use cache:2000 or the folder of a store")
     store = Store.open(name, run.weights_hash)
     default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
     default = _tuned(default, store.path / TUNED_FILE, run)
@@ -107,37 +109,38 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbou
 
 
 def cache_settings(spec: str, default: CacheSettings = CacheSettings()) -> CacheSettings:  # noqa: B008
-    """Parse the settings of a cache; ValueError for another memory."""
+    """Parse the settings of a cache. Raises ValueError for a store."""
     name, *options = spec.split(",")
     kind, colon, window = name.partition(":")
     if kind != "cache":
-        raise ValueError(f"--memory {spec}: only a cache is supported here, e.g. cache:2000")
+        raise ValueError(f"memory={spec}: only a cache is supported here, e.g. cache:2000")
     if colon and any(option.startswith("window=") for option in options):
-        raise ValueError(f"--memory {spec}: the window is given twice")
+        raise ValueError(f"memory={spec}: the window is given twice")
     return _changed(default, [*([f"window={window}"] if colon else []), *options], spec)
 
 
 def _changed(settings: T, options: Sequence[str], spec: str) -> T:
     for option in options:
         if not option.partition("=")[1]:
-            raise ValueError(f"--memory {spec}: {option!r}: write key=value, e.g. weight=0.2")
+            raise ValueError(f"memory={spec}: {option!r}: write key=value, e.g. weight=0.2")
     try:
         return override(settings, options)
     except ValueError as error:
-        raise ValueError(f"--memory {spec}: {error}") from None
+        raise ValueError(f"memory={spec}: {error}") from None
 
 
 def _tuned(default: T, path: Path, run: LoadedRun) -> T:
-    """The settings tuned for the weights of a run, or the default."""
+    """Return the settings tuned for the weights of a run, or the default."""
     if not path.is_file():
         return default
-    found = read_record(Tuned, path)
-    is_ours = found.weights == run.weights_hash
-    return found.settings if is_ours and isinstance(found.settings, type(default)) else default
+    tuned = read_record(Tuned, path)
+    if tuned.weights == run.weights_hash and isinstance(tuned.settings, type(default)):
+        return tuned.settings
+    return default
 
 
 def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:
-    """The option for a memory, with all settings."""
+    """Return the spec of a memory with all its settings."""
     values = {f.name: getattr(settings, f.name) for f in fields(settings)}
     if isinstance(settings, CacheSettings):
         name = f"{name}:{values.pop('window') or 'none'}"

@@ -1,8 +1,8 @@
-"""Stores on disk: the hidden vector before every word of a text, and the word.
+"""Stores on disk: every token of a text with the hidden vector that predicted it.
 
 `memory.json` is written last, so a folder without it is unfinished. `keys.bin` [N, D] and
-`values.bin` [N] are memory-mapped; `index.faiss` is optional. Words with a key of zeros are never
-recalled.
+`values.bin` [N] are memory-mapped; `index.faiss` is optional. Tokens with a key of zeros are never
+retrieved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KeyType = Literal["float16", "float32"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Checked):
-    """Everything that determines the contents of a store."""
+    """Inputs and settings that determine the contents of a store."""
 
     run: str
     checkpoint: str
@@ -82,18 +82,18 @@ class Store:
 
     @classmethod
     def open(cls, path: str | PathLike[str], weights: str) -> Store:
-        """Open a store; ValueError if it is damaged or was built with other weights."""
+        """Open a store. Raises ValueError if it is damaged or was built with other weights."""
         path = Path(path)
         if not (path / FACTS_FILE).is_file():
             if (path / KEYS_FILE).exists():
                 raise ValueError(f"{path}: unfinished; run the same zipflm memory build again")
             raise ValueError(
-                f"--memory {path}: not a store (no {FACTS_FILE}); build one with zipflm memory "
+                f"memory={path}: not a store (no {FACTS_FILE}); build one with zipflm memory "
                 "build, or use cache:2000"
             )
         facts = read_record(StoreFacts, path / FACTS_FILE)
         if facts.format != FORMAT:
-            raise ValueError(f"{path}: format {facts.format}, this release reads {FORMAT}")
+            raise ValueError(f"{path}: format {facts.format} is not supported, only {FORMAT}")
         if facts.plan.weights != weights:
             raise ValueError(
                 f"{path}: built with other weights ({facts.plan.checkpoint} of {facts.plan.run}); "
@@ -110,9 +110,9 @@ class Store:
                 ) from None
         return store
 
-    def context(self, row: int, number: int) -> tuple[list[int], int]:
-        """Up to `number` words before a key's word, and the word."""
-        ids: list[int] = self.words[max(row - number, 0) : row].tolist()
+    def context(self, row: int, size: int) -> tuple[list[int], int]:
+        """Return up to `size` tokens before the token of a row, and that token."""
+        ids: list[int] = self.words[max(row - size, 0) : row].tolist()
         return ids, int(self.words[row])
 
 
@@ -121,7 +121,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray
     found = path.stat().st_size if path.is_file() else 0
     if found != expected:
         raise ValueError(
-            f"{path}: {found} bytes, but {FACTS_FILE} says {expected}: cut short or damaged; build "
-            "the store again"
+            f"{path}: {found} bytes, but {FACTS_FILE} says {expected}: truncated or damaged; "
+            "build the store again"
         )
     return np.memmap(path, dtype, "r", shape=shape)

@@ -1,8 +1,8 @@
-"""`zipflm memory tune`: choose weight, temperature and window of memories on a valid set.
+"""Tune weight, temperature and window of memories on a validation set.
 
 The likelihood of a mixture is concave in the weight, so the best weight for given settings follows
-from two probabilities per word, of the model and of the memory. One pass over the text tries all
-temperatures, another all windows of a cache.
+from two probabilities per token, of the model and of the memory. One pass over the text tries all
+temperatures, and a second one all windows of a cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import count_words
 from zipflm.evaluation.scoring import planned, start_scoring
 from zipflm.memory.cache import Cache, CacheSettings
-from zipflm.memory.mixing import Ids, Mixture, Recall, recalled_targets
+from zipflm.memory.mixing import Ids, MemoryStream, Mixture, target_probs
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
 from zipflm.memory.specs import CACHE_FILE, Tuned, canonical, open_memories
 from zipflm.memory.store import TUNED_FILE
@@ -43,7 +43,7 @@ class Trial:
     """Settings of a memory with their best weight."""
 
     name: str
-    """The `--memory` option."""
+    """The spec of the memory, with all settings."""
     settings: CacheSettings | NeighbourSettings
     perplexity: float
     """Perplexity per word, on top of the memories before it."""
@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """Settings that were tried and chosen."""
+    """The settings that were tried, and the best ones."""
 
     without: float
     """Perplexity per word of the model alone."""
@@ -66,7 +66,7 @@ class TuningResult:
 
 
 def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights that maximise the likelihood, for rows of p_memory / p_model per word."""
+    """Return the weight that maximizes the likelihood for each row of p_memory / p_model."""
     low, high, gains = np.zeros(len(ratios)), np.full(len(ratios), 0.999), ratios - 1
     for _ in range(24):
         weights = (low + high) / 2
@@ -86,21 +86,22 @@ def tune(
     """Tune memories, each on top of those before it, and save their settings.
 
     Settings of a cache are saved in the run folder, those of a store in its folder. The window of a
-    cache is tuned unless its option sets it.
+    cache is tuned unless its spec sets it. Specs without a weight or temperature then use the tuned
+    ones, also with another window.
     """
     if split == "test":
-        raise ValueError("--split test: tuning on test invalidates its perplexity; use valid")
+        raise ValueError("split=test: tuning on test invalidates its perplexity; use valid")
     chosen = (options or ScoringOptions()).resolved(run.config)
     memories = open_memories(specs, run, chosen.device)
     if memories is None:
-        raise ValueError("no memory to tune; add --memory")
+        raise ValueError("no memory to tune; use cache or the folder of a store")
     names = ["cache" if isinstance(m, Cache) else str(m.store.path) for m in memories.memories]
     for spec, name in zip(specs, names, strict=True):
         if names.count(name) > 1:
-            raise ValueError(f"--memory {spec}: {name} is given twice")
+            raise ValueError(f"memory={spec}: {name} is given twice")
     for memory in memories.memories:
         if isinstance(memory, Neighbours) and memory.store.plan.text == data.split(split).sha256:
-            raise ValueError(f"--split {split}: {memory.store.path} was built from this text")
+            raise ValueError(f"split={split}: {memory.store.path} was built from this text")
     tuner = _Tuner(run, data, split, chosen)
     for spec, name, memory in zip(specs, names, memories.memories, strict=True):
         tuner.choose(memory, name, WINDOWS if has_open_window(spec) else ())
@@ -108,13 +109,13 @@ def tune(
 
 
 def has_open_window(spec: str) -> bool:
-    """Whether the option is a cache without a window."""
+    """Return True for a cache without a window."""
     name, *options = spec.split(",")
     return name == "cache" and not any(option.startswith("window=") for option in options)
 
 
 class _Tuner:
-    """Tunes one memory after the other, and keeps the nll of every token so far."""
+    """Tunes memories in sequence, and keeps the nll of every token with those chosen so far."""
 
     def __init__(
         self, run: LoadedRun, data: DataFolder, split: str, options: ResolvedOptions
@@ -130,19 +131,19 @@ class _Tuner:
         self.notes: list[str] = []
 
     def choose(self, memory: Cache | Neighbours, name: str, windows: Sequence[int]) -> None:
-        """Tune a memory on top of those before it; a cache also among `windows`."""
+        """Tune a memory on top of those chosen so far. For a cache, also choose among `windows`."""
         if isinstance(memory, Neighbours):
-            place = memory.store.path / TUNED_FILE
+            path = memory.store.path / TUNED_FILE
             trials = self._try([memory], name, _TEMPERATURES[Neighbours])
         else:
-            place = self._run.folder.path / CACHE_FILE
+            path = self._run.folder.path / CACHE_FILE
             first = memory.with_window(_FIRST_WINDOW) if windows else memory
             trials = self._try([first], name, _TEMPERATURES[Cache])
             if windows:
-                best, _ = min(trials, key=lambda each: each[0].perplexity)
+                best, _ = min(trials, key=lambda pair: pair[0].perplexity)
                 caches = [memory.with_window(window) for window in windows]
                 trials = self._try(caches, name, [best.settings.temperature])
-        trial, self._nll = min(trials, key=lambda each: each[0].perplexity)
+        trial, self._nll = min(trials, key=lambda pair: pair[0].perplexity)
         if trial.settings.weight:
             self._note(name, "temperature", trial.settings.temperature, _TEMPERATURES[type(memory)])
             self._note(name, "window", trial.window, windows)
@@ -157,9 +158,9 @@ class _Tuner:
             words=self._words,
             perplexity_without=self.without,
             perplexity=trial.perplexity,
-            after=tuple(each.name for each in self.chosen),
+            after=tuple(trial.name for trial in self.chosen),
         )
-        write_record(place, record)
+        write_record(path, record)
         self.chosen.append(trial)
 
     def _note(self, name: str, key: str, value: float | None, tried: Sequence[float]) -> None:
@@ -187,35 +188,36 @@ class _Tuner:
         if self._nll is None:
             self._nll = scores.nll.astype(np.float64)
             self.without = perplexity(float(self._nll.sum()) / self._words)
-        nll, found = self._nll, []
-        recalled = recorder.recalled()
-        ratios = np.where(np.isnan(recalled), 1.0, recalled * np.exp(nll))
+        nll, results = self._nll, []
+        probs = recorder.probs()
+        ratios = np.where(np.isnan(probs), 1.0, probs * np.exp(nll))
         weights = best_weights(ratios)
         tried = [(memory, t) for memory in memories for t in temperatures]
         for (memory, temperature), weight, ratio in zip(tried, weights, ratios, strict=True):
             mixed = nll - np.log1p(float(weight) * (ratio - 1))
             changed = replace(memory.settings, weight=float(weight), temperature=temperature)
             nats = float(mixed.sum()) / self._words
-            found.append((Trial(canonical(name, changed), changed, perplexity(nats)), mixed))
-        self.trials += [trial for trial, _ in found]
-        return found
+            results.append((Trial(canonical(name, changed), changed, perplexity(nats)), mixed))
+        self.trials += [trial for trial, _ in results]
+        return results
 
 
 class _Recorder:
-    """Records the probabilities of memories without mixing them."""
+    """Records the probabilities of memories without mixing them in."""
 
     def __init__(
         self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float], ids: Ids
     ) -> None:
-        self._recall, self._temperatures = Recall(memories).open(ids), temperatures
+        self._stream = MemoryStream(memories).set_tokens(ids)
+        self._temperatures = temperatures
         self._recorded: list[Tensor] = []
 
-    def look(self, hidden_ND: Tensor, words_N: Tensor, places: Ids) -> Mixture:
-        mixture = self._recall.look(hidden_ND, words_N, places)
+    def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture:
+        mixture = self._stream.lookup(hidden_ND, words_N, positions)
         self._recorded.append(
             torch.stack(
                 [
-                    recalled_targets(lookup, words_N, temperature).where(lookup.has_N, torch.nan)
+                    target_probs(lookup, words_N, temperature).where(lookup.has_N, torch.nan)
                     for lookup in mixture.lookups
                     for temperature in self._temperatures
                 ]
@@ -223,13 +225,13 @@ class _Recorder:
         )
         return Mixture([], [])
 
-    def recalled(self) -> NDArray[np.float64]:
-        """Probabilities per trial and token; NaN if nothing is remembered."""
+    def probs(self) -> NDArray[np.float64]:
+        """Return the probabilities per trial and token. NaN if the memory was empty."""
         return torch.cat(self._recorded, 1).double().cpu().numpy()
 
 
 def require_drawable(specs: Sequence[str], out: Path) -> None:
-    """ValueError unless a figure of these memories can be drawn into the file."""
+    """Raise ValueError unless a figure of these memories can be drawn to the file."""
     from matplotlib.figure import Figure
 
     if not any(map(has_open_window, specs)):
@@ -242,13 +244,13 @@ def draw_windows(result: TuningResult, out: Path) -> None:
     """Draw perplexity against the size of the cache."""
     from matplotlib.figure import Figure
 
-    points = {each.window: each for each in result.trials if each.window is not None}
+    points = {trial.window: trial for trial in result.trials if trial.window is not None}
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     windows = sorted(points)
-    axes.plot(windows, [points[each].perplexity for each in windows], marker="o", label="cache")
+    axes.plot(windows, [points[window].perplexity for window in windows], marker="o", label="cache")
     axes.axhline(result.without, color="0.5", linestyle="--", label="model alone")
-    axes.set(xscale="log", xlabel="words in the cache", ylabel="perplexity per word")
+    axes.set(xscale="log", xlabel="tokens in the cache", ylabel="perplexity per word")
     axes.grid(alpha=0.3)
     axes.legend()
     out.parent.mkdir(parents=True, exist_ok=True)

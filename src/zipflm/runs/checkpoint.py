@@ -5,7 +5,7 @@
         optimizer.safetensors   `parameter name/state name`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
-        [splitting.json]        rule that splits text into words, unless at white space only
+        [splitting.json]        rule that splits text into words, unless only at whitespace
         checksums.json          SHA-256 of every other file
 
 With several processes, each writes its own shards instead of the first two files:
@@ -14,7 +14,7 @@ its part of the optimizer state (`sharded`).
 
 A checkpoint contains everything needed to score text. It is written under a name with a leading
 dot, flushed to disk and renamed, so a folder with the final name is complete. If one is damaged
-later, resuming renames it to .damaged-update-... and uses the one before. Random states are not
+later, resuming renames it to .damaged-update-... and uses the previous one. Random states are not
 stored: generators are seeded at every update from (seed, update, rank).
 """
 
@@ -85,7 +85,7 @@ class Checkpoint:
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 by file name; ValueError if a required file is missing from it."""
+        """SHA-256 by file name. Raises ValueError if a required file is missing."""
         sums = read_checksums(self.path, _NEEDED)
         if not _shards_of("1", sums) and WEIGHTS not in sums:
             read_checksums(self.path, (WEIGHTS,))
@@ -113,7 +113,7 @@ class Checkpoint:
         return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
 
     def verify(self, *, optimizer: bool = True, share: tuple[int, int] = (0, 1)) -> None:
-        """Compare every file with its checksum; ValueError names the first that differs.
+        """Compare every file with its checksum. Raises ValueError for the first that differs.
 
         `optimizer=False` skips the optimizer state, which is twice the size of the weights.
         Processes that verify a checkpoint together pass `share=(rank, world_size)`.
@@ -127,7 +127,10 @@ class Checkpoint:
             require_unchanged(self.path, name, self.checksums)
 
     def check(self, share: tuple[int, int] = (0, 1)) -> None:
-        """ValueError unless a run can be resumed from it; `share` as for `verify`."""
+        """Raise ValueError unless a run can be resumed from this checkpoint.
+
+        `share` is the same as for `verify`.
+        """
         self.verify(share=share)
         state = self.state()
         if state.update != self.update:
@@ -144,14 +147,14 @@ class Checkpoint:
         return read_record(Config, self.path / _CONFIG)
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights. A single file is memory-mapped, so nothing is copied before it is used."""
+        """Return all weights. A single file is memory-mapped and read on first use."""
         if self.is_sharded:
             return self.stored_weights().read()
         try:
             return load_file(self.path / WEIGHTS)
         except SafetensorError as error:
             reason = unquoted(str(error))
-            raise ValueError(f"{self.path / WEIGHTS}: cut short or damaged: {reason}") from None
+            raise ValueError(f"{self.path / WEIGHTS}: truncated or damaged: {reason}") from None
 
     def stored_weights(self) -> StoredTensors:
         return self._stored(self.weights_files)
@@ -165,7 +168,7 @@ class Checkpoint:
         return StoredTensors([self.path / name for name in names])
 
     def vocabulary(self) -> Vocabulary:
-        """ValueError if it is not the vocabulary that the model was trained with."""
+        """Load the vocabulary. Raises ValueError if the model was trained with another one."""
         path = self.path / VOCABULARY_FILE
         vocabulary, state = Vocabulary.load(path), self.state()
         if isinstance(state, TrainingState) and state.vocabulary != vocabulary.hash:
@@ -176,19 +179,19 @@ class Checkpoint:
         return vocabulary
 
     def codes(self) -> Codes | None:
-        """The BPE codes of a sub-word model, if it has any."""
+        """Load the BPE codes of a sub-word model. None if it has none."""
         if CODES_FILE not in self.checksums:
             return None
         return Codes.load(self.path / CODES_FILE)
 
     def splitting(self) -> Splitting:
-        """The rule that splits text into words for this model."""
+        """Load the rule that splits text into words."""
         if SPLITTING_FILE not in self.checksums:
             return PLAIN
         return read_record(Splitting, self.path / SPLITTING_FILE)
 
     def read(self) -> Contents:
-        """Verify and read everything; ValueError names a damaged or missing file."""
+        """Verify and read all files. Raises ValueError for a damaged or missing one."""
         self.check()
         return Contents(
             weights=self.stored_weights().read(),
@@ -207,7 +210,7 @@ class Checkpoint:
         shutil.rmtree(doomed)
 
     def set_aside(self) -> Path:
-        """Rename a damaged checkpoint so that it is no longer found; return the new path."""
+        """Rename a damaged checkpoint so that it is no longer listed; return the new path."""
         aside = self.path.with_name(f".damaged-{self.name}")
         shutil.rmtree(aside, ignore_errors=True)  # from an earlier attempt
         os.rename(self.path, aside)
@@ -215,9 +218,9 @@ class Checkpoint:
 
 
 def _shards_of(kind: str, names: Iterable[str]) -> list[str]:
-    """Shards of the weights (kind 1) or of the optimizer state (kind 2)."""
-    found = map(_SHARD.fullmatch, sorted(names))
-    return [match[0] for match in found if match and match[1] == kind]
+    """Return the shards of the weights (kind 1) or of the optimizer state (kind 2)."""
+    matches = map(_SHARD.fullmatch, sorted(names))
+    return [match[0] for match in matches if match and match[1] == kind]
 
 
 def is_checkpoint(folder: Path) -> bool:

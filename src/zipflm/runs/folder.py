@@ -25,9 +25,10 @@ def append_line(path: Path, line: LogLine) -> None:
 
 
 def read_lines(path: Path) -> list[LogLine]:
-    """All complete lines of a log; empty if the file does not exist.
+    """Return all complete lines of a log; empty if the file does not exist.
 
-    An incomplete last line is ignored. ValueError names the number of any other damaged line.
+    An incomplete last line is ignored. Raises ValueError with the line number for any other damaged
+    line.
     """
     try:
         text = read_file(path)
@@ -38,8 +39,8 @@ def read_lines(path: Path) -> list[LogLine]:
 
 
 def curve_of(lines: Sequence[LogLine]) -> list[Validation]:
-    """The validations that are comparable: those on a part of the valid set if there are any
-    (a part and the whole set are not equally hard), else all of them."""
+    """Return comparable validations: those on a subset of the validation set if there are any,
+    otherwise all. Losses on the subset and on the full set are not comparable."""
     found = [line for line in lines if isinstance(line, Validation)]
     return [line for line in found if line.share < 1] or found
 
@@ -56,7 +57,9 @@ def _parse(path: Path, number: int, line: bytes) -> LogLine:
     try:
         parsed: LogLine = parse(LogLine, load_object(line), "")
     except ValueError as error:
-        raise ValueError(f"{path}: line {number}: damaged or of another release: {error}") from None
+        raise ValueError(
+            f"{path}: line {number}: damaged, or written by another version: {error}"
+        ) from None
     return parsed
 
 
@@ -100,11 +103,14 @@ class RunFolder:
         return sorted(found, key=lambda checkpoint: checkpoint.update, reverse=True)
 
     def choose(self, choice: Choice) -> Checkpoint:
-        """The selected checkpoint; ValueError lists the available ones if it does not exist."""
+        """Return the selected checkpoint.
+
+        Raises ValueError, listing the available ones, if it does not exist.
+        """
         found = self.checkpoints()
         if not found:
             raise ValueError(
-                f"{self.path}: no run with a checkpoint; use a folder from zipflm train or zipflm "
+                f"{self.path}: no checkpoints found; use a folder from zipflm train or zipflm "
                 "import, one of its checkpoints, or the bundled model state-of-the-union"
             )
         if choice == "newest":
@@ -114,17 +120,17 @@ class RunFolder:
             best = self.best()
             if best is None:
                 raise ValueError(
-                    f"--checkpoint best: no checkpoint of {self.path} was scored on a valid set; "
-                    f"choose newest, or an update: {updates}"
+                    f"checkpoint=best: no checkpoint in {self.path} has a validation loss; use "
+                    f"newest or one of: {updates}"
                 )
             return best
         for checkpoint in found:
             if checkpoint.update == choice:
                 return checkpoint
-        raise ValueError(f"--checkpoint {choice}: not found; {self.path} has {updates}")
+        raise ValueError(f"checkpoint={choice}: not found; available in {self.path}: {updates}")
 
     def best(self) -> Checkpoint | None:
-        """The undamaged checkpoint with the lowest loss on the valid set; None if none has one."""
+        """Return the undamaged checkpoint with the lowest validation loss, if any has one."""
         scored: list[tuple[float, Checkpoint]] = []
         for checkpoint in self.checkpoints():
             with suppress(ValueError, OSError):  # damaged, or on a bad disk
@@ -140,7 +146,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run for writing; `storage.InUse` if another process holds the lock.
+        """Lock the run for writing. Raises `storage.InUse` if another process holds the lock.
 
         Removes unfinished files of killed processes, and the folder if it stays empty.
         """
@@ -157,7 +163,7 @@ class RunFolder:
         device: str = "",
         origin: Origin | None = None,
     ) -> None:
-        """Write config and versions of a run that starts or is resumed after `update`.
+        """Write the config and versions when a run starts or resumes after `update`.
 
         Log lines after `update` are dropped. A new run can start from the weights of `origin`.
         """
@@ -180,7 +186,7 @@ class RunFolder:
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the newest `keep` and the best; 0 keeps all.
 
-        Call it only when the newest is known to be good.
+        Call this only after verifying the newest checkpoint.
         """
         old = self.checkpoints()[keep:] if keep > 0 else []
         best = self.best() if old else None
@@ -189,7 +195,8 @@ class RunFolder:
                 checkpoint.remove()
 
     def set_aside(self, update: int) -> list[Path]:
-        """Rename the damaged checkpoints after `update`; return their new paths."""
+        """Rename all checkpoints after `update`, which the caller found to be damaged; return their
+        new paths."""
         return [c.set_aside() for c in self.checkpoints() if c.update > update]
 
     def _clean(self) -> None:
@@ -202,7 +209,7 @@ class RunFolder:
 
 
 def write_imported(out: Path, contents: Contents) -> None:
-    """Write a run with one checkpoint atomically; FileExistsError if `out` exists."""
+    """Write a run with one checkpoint atomically. Raises FileExistsError if `out` exists."""
     with new_folder(out) as folder:
         run = RunFolder(folder)
         save(run.checkpoints_path, contents)
@@ -214,7 +221,7 @@ MODELS = Path(__file__).parents[1] / "models"
 
 
 def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
-    """The run and checkpoint for a path: a run folder (default choice: newest), a checkpoint
+    """Find the run and checkpoint for a path: a run folder (default choice: newest), a checkpoint
     folder, or the name of a bundled model."""
     if path.name == str(path) and not path.exists() and (MODELS / path).is_dir():
         path = MODELS / path
@@ -222,16 +229,16 @@ def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
         run = RunFolder(path)
         return run, run.choose("newest" if choice is None else choice)
     if choice is not None:
-        raise ValueError(f"--checkpoint {choice}: {path} is already a checkpoint; omit the option")
+        raise ValueError(f"checkpoint={choice}: {path} is already a checkpoint; omit this option")
     run = RunFolder(path.resolve().parent.parent)
-    # A checkpoint that was copied out of its run stands alone.
+    # A checkpoint copied out of its run is used on its own.
     return (run if run.holds_a_run else RunFolder(path)), Checkpoint(path)
 
 
 def parse_choice(text: str | None) -> Choice | None:
-    """The value of `--checkpoint`."""
+    """Parse a choice given as text."""
     if text is None or text == "newest" or text == "best":
         return text  # type: ignore[return-value]
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"--checkpoint {text}: choose newest, best or a number of updates")
+        raise ValueError(f"checkpoint={text}: choose newest, best or a number of updates")
     return int(text)

@@ -30,24 +30,24 @@ Values = Callable[[str, Part], Tensor]
 
 
 def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model on the meta device: parameters have shapes but no memory. Buffers have values."""
+    """Return the model on the meta device: only buffers have values."""
     table = _spellings(config, vocabulary)
     with torch.device("meta"):
         return LanguageModel(config, table)
 
 
 def first_values(model: LanguageModel, seed: int) -> Values:
-    """Initial weights, which depend only on the seed and the name of each parameter."""
-    how, params = fills(model), dict(model.named_parameters())
+    """Return a function that computes initial weights from the seed and the parameter name."""
+    initializers, params = fills(model), dict(model.named_parameters())
 
     def read(name: str, part: Part) -> Tensor:
-        return first_value(seed, name, how[name], params[name])[part]
+        return first_value(seed, name, initializers[name], params[name])[part]
 
     return read
 
 
 def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model with its initial weights, on the CPU."""
+    """Return the model with its initial weights, on the CPU."""
     model = empty_model(config, vocabulary)
     values = first_values(model, config.training.seed)
     weights = {name: values(name, ()) for name, _ in model.named_parameters()}
@@ -56,9 +56,9 @@ def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
 
 
 def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """The model with these weights, in evaluation mode.
+    """Return the model with these weights, in evaluation mode.
 
-    Half-precision weights are converted to float32. ValueError if the weights do not fit.
+    float16 weights are converted to float32. Raises ValueError if the weights do not match.
     """
     model = empty_model(config, vocabulary)
     types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
@@ -73,7 +73,7 @@ def model_with(weights: dict[str, Tensor], config: Config, vocabulary: Vocabular
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:  # torch lists names and shapes on many lines
         reason = " ".join(str(error).split())
-        raise ValueError(f"weights do not fit the config: {reason}") from None
+        raise ValueError(f"weights do not match the config: {reason}") from None
     return model.eval()
 
 
@@ -109,22 +109,22 @@ class LoadedRun:
 class UnseenWords:
     """Assigns ids to words outside the vocabulary, which a character CNN reads by their bytes.
 
-    The number is limited, because requests to a service must not fill its memory and CUDA graphs
-    need the table at a fixed address. Further words are `<unk>`.
+    Their number is limited, because requests to a server must not fill its memory, and CUDA graphs
+    need the table at a fixed address. Further words become `<unk>`.
     """
 
-    def __init__(self, model: LanguageModel, room: int) -> None:
+    def __init__(self, model: LanguageModel, capacity: int) -> None:
         assert isinstance(model.input, CharacterEmbedding)
         assert isinstance(model.config.input, CharacterInput)
         self._layer, self._config = model.input, model.config.input
-        self._first, self._room = self._layer.reserve(room), room
+        self._first, self._capacity = self._layer.reserve(capacity), capacity
         self._ids: dict[str, int] = {}
         self._lock = Lock()
 
     def __call__(self, words: Sequence[str]) -> list[int]:
         with self._lock:
             new = [word for word in dict.fromkeys(words) if word not in self._ids]
-            if new := new[: self._room - len(self._ids)]:
+            if new := new[: self._capacity - len(self._ids)]:
                 config, first = self._config, self._first + len(self._ids)
                 rows = torch.from_numpy(spelled(new, config.max_bytes, markers=config.markers))
                 self._layer.spellings_VC[first : first + len(new)] = rows
@@ -135,7 +135,7 @@ class UnseenWords:
 def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedRun:
     """Load the newest or chosen checkpoint of a run folder, or a checkpoint folder.
 
-    ValueError names a file that is missing, damaged or does not fit.
+    Raises ValueError, naming the file, if one is missing, damaged or does not match the others.
     """
     folder, checkpoint = locate(Path(path), choice)
     checkpoint.verify(optimizer=False)

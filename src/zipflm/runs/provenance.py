@@ -1,4 +1,4 @@
-"""Versions of Python and packages, and the commit if the package runs from its checkout."""
+"""Record the versions of Python and packages, and the commit if zipflm runs from a checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
 
 
 def provenance(data: DataFolder, device: str = "") -> Provenance:
-    """The provenance of a run that starts now."""
+    """Return the provenance of a run that starts now."""
     return Provenance(
         python=platform.python_version(),
         packages=dict(_versions()),
@@ -36,7 +36,7 @@ def origin_of(checkpoint: Checkpoint) -> Origin:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = [("zipflm", __version__)]  # also if it is not installed
+    found = [("zipflm", __version__)]  # works even if it is not installed
     for name in _PACKAGES:
         try:
             found.append((name, metadata.version(name)))
@@ -46,10 +46,10 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def commit(package: Path) -> str | None:
-    """The commit of the checkout that contains `package`, the path of `src/zipflm/__init__.py`.
+    """Return the commit of the checkout that contains `package`, or None if it is installed.
 
-    None for an installed package, even if it is inside another repository: the file must be tracked
-    under this path.
+    `package` is the path of `src/zipflm/__init__.py`. git must track it under this path, so an
+    installed package inside another repository does not count.
     """
     root = package.resolve().parents[2]
     if _git(root, "rev-parse", "--show-toplevel") != str(root):

@@ -61,7 +61,7 @@ class Report:
     data_share: float
     """Fraction of the time spent waiting for data."""
     skipped: int
-    """Updates of the whole run that were skipped: their loss or gradient was not finite."""
+    """Number of skipped updates in the whole run: their loss or gradient was not finite."""
     block: int
     memory: int
     """Peak memory of the GPU allocator or of the process, in bytes."""
@@ -73,17 +73,17 @@ class Report:
     compile_seconds: float = 0.0
     """Part of `seconds` spent compiling the model."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread, without compilation; far less than `seconds` if other
-    processes used the CPU. None on a GPU and with several processes."""
+    """CPU time of the training thread, without compilation. Much less than `seconds` if other
+    processes used the CPU. None on a GPU or with several processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """The result of one pass over the valid set."""
+    """The result of one pass over the validation set."""
 
     update: int
     seconds: float
-    """Training time before it."""
+    """Training time before this validation."""
     split: str
     nats_per_word: float | None
     perplexity: float | None
@@ -94,7 +94,7 @@ class Validation:
     words: int
     blocks: Blocks
     share: float = 1.0
-    """Fraction of the words of the valid set that were scored."""
+    """Fraction of the words in the validation set that were scored."""
 
 
 LogLine = Annotated[Report | Validation, ByKind()]
@@ -102,11 +102,13 @@ LogLine = Annotated[Report | Validation, ByKind()]
 
 @dataclass(frozen=True)
 class Place:
-    """Position before batch `consumed` of `total` in an epoch, counted over all processes."""
+    """Position in the training data, in batches of all processes."""
 
     epoch: int = 0
     consumed: int = 0
+    """Number of batches of this epoch that were used."""
     total: int = 1
+    """Number of batches in an epoch."""
 
 
 @dataclass(kw_only=True)
@@ -136,7 +138,7 @@ class TrainingState:
     compile_seconds: float = 0.0
     """Part of `seconds` spent compiling the model."""
     cpu_seconds: float | None = None
-    """As in `Report`."""
+    """See `Report`."""
     skipped: int
     skipped_in_a_row: int
     """Number of consecutive skipped updates up to now."""
@@ -150,15 +152,15 @@ class TrainingState:
     text: str
     """SHA-256 of the token file of the training split."""
     valid: Validation | None
-    """The result on the valid set with these weights, if they were scored."""
+    """The validation result of these weights, if they were scored."""
     best_loss: float | None = None
-    """Lowest validation loss so far, on the part of the valid set that is always scored."""
+    """Lowest validation loss so far, on the sample that every validation scores."""
     since_best: int = 0
-    """Number of validations since then."""
+    """Number of validations since the lowest loss."""
 
     @property
     def is_proven(self) -> bool:
-        """Whether these weights gave a finite loss on the valid set."""
+        """True if these weights had a finite validation loss."""
         loss = self.valid.nats_per_word if self.valid else None
         return loss is not None and math.isfinite(loss)
 
@@ -214,7 +216,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Versions(Provenance):
-    """Contents of `versions.json`: how the run was started, and each time it was resumed."""
+    """Contents of `versions.json`: the provenance of the start and of each resumption."""
 
     origin: Origin | None = None
     """None if the initial weights were random."""

@@ -16,17 +16,17 @@ from zipflm.settings import to_dict
 def check(
     run: RunFolder, config: Config, data: DataFolder, *, resume: bool, other_text: bool = False
 ) -> None:
-    """ValueError if a run cannot be started, or with `resume` continued, in the folder.
+    """Raise ValueError if a run cannot be started in the folder, or continued with `resume`.
 
-    `other_text` allows another training text with the same vocabulary.
+    `other_text` allows a different training text with the same vocabulary.
     """
     if not run.holds_a_run:
         if run.checkpoints():
             raise ValueError(
-                f"{run.path}: has checkpoints but no config.json; choose another --out"
+                f"{run.path}: has checkpoints but no config.json; choose another folder"
             )
         if (run.path / FACTS_FILE).exists():
-            raise ValueError(f"{run.path}: holds data; choose another --out")
+            raise ValueError(f"{run.path}: this is a data folder; choose another folder")
         return
     held = run.config()
     if not resume:
@@ -34,25 +34,25 @@ def check(
         return
     versions = run.versions()
     if versions is None:
-        raise ValueError(f"{run.path}: an imported model cannot be resumed; choose another --out")
+        raise ValueError(f"{run.path}: an imported model cannot be resumed; choose another folder")
     _require_same_data(run.path, versions.latest, data, other_text)
-    # Length, batches and devices can change, but not the model and its optimizer.
+    # Block length, batch size and devices can change, but not the model and its optimizer.
     _require_equal(run.path, _identity(held), _identity(config))
 
 
 def require_same_config(out: Path, held: Config, requested: Config, otherwise: str) -> None:
-    """ValueError names the first field that differs; `otherwise` adds a remedy to the message."""
+    """Raise ValueError for the first field that differs. `otherwise` adds a remedy."""
     _require_equal(out, to_dict(held), to_dict(requested), f", or {otherwise}")
 
 
 def _require_unused(run: RunFolder, held: Config, requested: Config) -> None:
     done = run.checkpoints()
     if not done and not run.log_path.exists():
-        return  # it stopped before its first update
+        return  # stopped before its first update
     raise ValueError(
         f"{run.path} already holds a run of {held.name} "
         f"({done[0].name if done else 'no checkpoint yet'}); to continue it add --resume, to "
-        f"start a run of {requested.name} choose another --out"
+        f"start a run of {requested.name} choose another folder"
     )
 
 
@@ -71,8 +71,8 @@ def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text
     if held.text != text and not other_text:
         raise ValueError(
             f"{out} was trained on the text {held.text[:12]} (from {held.data}), but the training "
-            f"text of {data.path} is {text[:12]}; resume with the same text, choose another --out, "
-            "or add --other-text to continue with this one"
+            f"text of {data.path} is {text[:12]}; resume with the same text, choose another "
+            "folder, or add --other-text to continue with this one"
         )
 
 

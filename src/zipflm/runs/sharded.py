@@ -1,4 +1,4 @@
-"""Sharded checkpoints: several processes save them, and each reads only the parts it holds."""
+"""Sharded checkpoints, saved by several processes. Each process reads only its own shards."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from zipflm.storage import file_hash, finish_folder, refuse_existing, report_ful
 
 
 class StoredTensors:
-    """The tensors in files of a checkpoint. Only headers are read before `load_into`."""
+    """The tensors in files of a checkpoint. Only headers are read until `load_into`."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """ValueError if a file is damaged."""
+        """Read the headers. Raises ValueError if a file is damaged."""
         self._folder = paths[0].parent
         self._reader = HuggingFaceStorageReader(str(self._folder))
         # torch would read all files of the folder, but scoring must not need the optimizer state.
         self._reader.fs = _Files(paths)
         try:
-            found = self._reader.read_metadata().state_dict_metadata
+            metadata = self._reader.read_metadata().state_dict_metadata
         except SafetensorError as error:
             raise ValueError(f"{self._folder}: damaged: {unquoted(str(error))}") from None
         self._tensors = {
-            name: each for name, each in found.items() if isinstance(each, TensorStorageMetadata)
+            name: item for name, item in metadata.items() if isinstance(item, TensorStorageMetadata)
         }
         self.shapes: dict[str, tuple[int, ...]] = {
-            name: tuple(each.size) for name, each in self._tensors.items()
+            name: tuple(item.size) for name, item in self._tensors.items()
         }
 
     def load_into(self, tensors: dict[str, Tensor]) -> None:
         """Overwrite these tensors with the stored ones of the same names.
 
-        They can be sharded and on any device. Processes need not call it together.
+        They can be sharded and on any device. This is not a collective operation.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -59,10 +59,10 @@ class StoredTensors:
                 raise ValueError(f"{self._folder}: cannot be read: {error}") from None
 
     def read(self) -> dict[str, Tensor]:
-        """All tensors, unsharded and on the CPU."""
+        """Return all tensors, unsharded and on the CPU."""
         tensors = {
-            name: torch.empty(each.size, dtype=each.properties.dtype)
-            for name, each in self._tensors.items()
+            name: torch.empty(item.size, dtype=item.properties.dtype)
+            for name, item in self._tensors.items()
         }
         self.load_into(tensors)
         return tensors
@@ -79,7 +79,7 @@ class _Files(FileSystem):
         return self._paths
 
 
-_REMEDY = "nothing was kept; free some space"
+_REMEDY = "nothing was saved; free some space"
 
 
 class ShardWriter(HuggingFaceStorageWriter):
@@ -87,7 +87,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
     def __init__(self, root: Path, contents: Contents) -> None:
         self._contents, self._final = contents, checkpoint_path(root, contents.state.update)
-        # All processes use this name, and the next run removes it if we are killed.
+        # All processes use this name. If they are killed, the next run removes the folder.
         self.unfinished: Path = self._final.with_name(f".{self._final.name}.unfinished-shards")
         # Index of the file of each process: 1 for weights, 2 for optimizer state.
         files = dict.fromkeys(contents.weights, 1) | dict.fromkeys(contents.optimizer, 2)
@@ -96,7 +96,7 @@ class ShardWriter(HuggingFaceStorageWriter):
         )
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the shards of this process; the results carry the checksums of its files."""
+        """Write the shards of this process. The results contain the checksums of its files."""
         with report_full_disk(self._final, _REMEDY):
             written = super().write_data(plan, planner).wait()
         names = sorted({result.storage_data.relative_path for result in written})
@@ -107,13 +107,13 @@ class ShardWriter(HuggingFaceStorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Called in the first process once all have written: add the other files and rename."""
-        sums = {each.index.fqn: each.storage_data for result in results for each in result}
+        """Add the other files and rename. torch calls this in the first process."""
+        sums = {item.index.fqn: item.storage_data for result in results for item in result}
         for name in sums:
             if not (self.unfinished / name).is_file():
                 raise OSError(
                     f"{self.unfinished / name}: written by another process but not visible here; "
-                    "--out must be on a file system that all machines share"
+                    "the run folder must be on a file system that all machines share"
                 )
         with report_full_disk(self._final, _REMEDY):
             refuse_existing(self._final)

@@ -130,10 +130,10 @@ def analyse(
         return words, opened_runs
 
     with distributed.started(options.device) as process:
-        words, opened_runs = process.done_by_all(open_all)
+        words, opened_runs = process.run_on_all(open_all)
         splits = scored_splits(words)
-        with process.held_by_first(sole_writer(out)):
-            process.let_first(lambda: claim_folder(out, "analysis"))
+        with process.enter_on_first(sole_writer(out)):
+            process.run_on_first(lambda: claim_folder(out, "analysis"))
             members: list[StudyMember] = []
             contexts: list[ContextScore] = []
             for plan, chosen in opened_runs:
@@ -251,7 +251,7 @@ def _score(
     block = options.blocks(plan.config).block
     for size in context_sizes:
         chosen = replace(options, block=block, context=size)
-        loaded = share.done_by_all(load)
+        loaded = share.run_on_all(load)
         found = score_run(loaded, plan.data, splits, chosen, share).splits
         contexts.append(
             ContextScore(

@@ -200,14 +200,14 @@ def compare(
     """
     out = request.out
     with distributed.started(device) as process:
-        words, plans, grid = process.done_by_all(lambda: _make_plans(request, process))
+        words, plans, grid = process.run_on_all(lambda: _make_plans(request, process))
         facts = _request_facts(request, plans)
-        with process.held_by_first(sole_writer(out)):
+        with process.enter_on_first(sole_writer(out)):
             is_timed = request.equal == "seconds"
             for plan in grid_plans(plans, grid) if grid else plans:
                 # With equal times, the number of updates is not known yet.
                 check_plan(plan, process, folder=not is_timed)
-            process.let_first(lambda: claim_folder(out, "study"))
+            process.run_on_first(lambda: claim_folder(out, "study"))
             train = train or _trainer(device, is_tuned=bool(grid))
             runner = Runner(
                 words,
@@ -249,7 +249,7 @@ def compare(
 def dry_run(request: Request, *, device: str | None = None) -> None:
     """Print the members that `compare` would train, with parameters and estimated times."""
     with distributed.started(device) as process:
-        words, plans, grid = process.done_by_all(lambda: _make_plans(request, process))
+        words, plans, grid = process.run_on_all(lambda: _make_plans(request, process))
         is_timed = request.equal == "seconds"
         for plan in plans:
             check_plan(plan, process, folder=not is_timed and not grid)

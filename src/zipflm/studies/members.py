@@ -164,7 +164,7 @@ def score_once(
     share: Share = ALONE,
 ) -> ScoredRun:
     """Score with the newest checkpoint of a run and save the scores in the run folder."""
-    newest = share.done_by_all(lambda: RunFolder(run).choose("newest"))
+    newest = share.run_on_all(lambda: RunFolder(run).choose("newest"))
     return score_checkpoint(run, newest, data, splits, options, share=share)
 
 
@@ -189,15 +189,15 @@ def score_checkpoint(
     loaded: LoadedRun | None = None
     for split in splits:
         path = _scores_path(run, split, options.memory)
-        key = share.done_by_all(partial(_key, checkpoint, data, split, options))
+        key = share.run_on_all(partial(_key, checkpoint, data, split, options))
         saved = _find_saved(path, key, data.split(split))
         # If one process has no saved scores, all of them score.
-        if any(share.all_values(saved is None)) or saved is None:
-            loaded = loaded or share.done_by_all(load)
+        if any(share.all_gather(saved is None)) or saved is None:
+            loaded = loaded or share.run_on_all(load)
             saved = score_run(loaded, data, [split], options, share).splits[split]
             if keep:
                 is_first = share.rank == 0
-                share.done_by_all(partial(_save, path, key, saved) if is_first else lambda: None)
+                share.run_on_all(partial(_save, path, key, saved) if is_first else lambda: None)
         found[split] = saved
     return ScoredRun(checkpoint.name, found)
 

@@ -25,7 +25,7 @@ from zipflm.studies.plan import Plan
 from zipflm.studies.study import Study
 from zipflm.studies.tables import columns, duration, number
 from zipflm.training import throughput
-from zipflm.training.schedule import ends_too_high
+from zipflm.training.schedule import high_end_warning
 
 _FINAL_STAGES = ("done", "trained", "failed", "stopped", "not trained")
 _UNLIMITED = 1_000
@@ -150,7 +150,7 @@ class Display:
     def _warnings(self) -> list[str]:
         """Return warnings about schedules that end too early, slow training and a busy machine."""
         members = list(self.members.values())
-        schedules = [ends_too_high(member.plan.config) for member in members]
+        schedules = [high_end_warning(member.plan.config) for member in members]
         subject = "this study" if len(members) > 1 else "this member"
         slow = throughput.slow_cpu_warning(sum(member.work_left for member in members), subject)
         lines = [*dict.fromkeys(schedules), slow, throughput.load_warning()]

@@ -1,8 +1,8 @@
-"""Truncated back-propagation through time: each update starts with the state of the one before.
+"""Truncated backpropagation through time: each update starts with the state of the previous one.
 
-In break mode `stream` the rows of an update continue those of the one before. The state of each
+In break mode `stream`, the rows of an update continue those of the previous one. The state of each
 group of rows (one per batch) stays with its process and is saved with checkpoints, so a resumed run
-computes the same as an uninterrupted one.
+gives the same results as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class CarriedState:
         assert isinstance(model.decoder, ConstantStateDecoder)
         like = torch.empty(0, device=process.device)
         self._process, self._groups = process, groups
-        mine = range(process.rank, groups, process.world_size)
-        self.states: list[States] = [model.decoder.start(rows, like) for _ in mine]
+        local = range(process.rank, groups, process.world_size)
+        self.states: list[States] = [model.decoder.start(rows, like) for _ in local]
 
     @torch.no_grad()
     def keep(self, index: int, after: States) -> None:
@@ -43,31 +43,31 @@ class CarriedState:
             tensor.zero_()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The states of all groups by name, the same in all processes."""
-        found: dict[str, Tensor] = {}
-        for place, parts in enumerate(zip(*self.states, strict=True)):
-            own = torch.stack(parts)
-            whole = own.new_zeros(self._groups, *own.shape[1:])
-            whole[self._process.rank :: self._process.world_size] = own
-            found[f"{PREFIX}{place}"] = self._process.add_up(whole)
-        return found
+        """Return the states of all groups by name. The result is the same in all processes."""
+        tensors: dict[str, Tensor] = {}
+        for index, parts in enumerate(zip(*self.states, strict=True)):
+            local = torch.stack(parts)
+            whole = local.new_zeros(self._groups, *local.shape[1:])
+            whole[self._process.rank :: self._process.world_size] = local
+            tensors[f"{PREFIX}{index}"] = self._process.all_reduce(whole)
+        return tensors
 
     def load(self, stored: StoredTensors) -> None:
-        """Load what `tensors` returned, unless the groups have changed."""
-        tensors = {name: torch.zeros_like(each) for name, each in self.tensors().items()}
-        if any(stored.shapes.get(name) != tuple(each.shape) for name, each in tensors.items()):
+        """Restore the result of `tensors`. Does nothing if the groups have changed."""
+        tensors = {name: torch.zeros_like(tensor) for name, tensor in self.tensors().items()}
+        if any(stored.shapes.get(name) != tuple(t.shape) for name, t in tensors.items()):
             return
         stored.load_into(tensors)
-        for place, whole in enumerate(tensors.values()):
-            own = whole[self._process.rank :: self._process.world_size]
-            for state, part in zip(self.states, own, strict=True):
-                state[place].copy_(part)
+        for index, whole in enumerate(tensors.values()):
+            local = whole[self._process.rank :: self._process.world_size]
+            for state, part in zip(self.states, local, strict=True):
+                state[index].copy_(part)
 
 
 def carried_state(
     config: Config, model: LanguageModel, process: Process, block: int
 ) -> CarriedState | None:
-    """The state at the start of an epoch; None if nothing is carried over."""
+    """Return the state at the start of an epoch, or None if this run carries none."""
     if config.batches.break_mode != "stream" or not config.decoder.has_constant_state:
         return None
     rows = config.batches.tokens // block

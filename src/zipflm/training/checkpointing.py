@@ -1,8 +1,8 @@
-"""Saving checkpoints: directly, or in the background with several processes.
+"""Save checkpoints: directly, or in the background with several processes.
 
 `torch.distributed.checkpoint` copies the state to host memory, and training continues while the
 files are written. The processes use a separate group for it, because training uses the default one
-at the same time. At most one checkpoint is being saved.
+at the same time. Only one checkpoint is saved at a time.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class BackgroundSaving:
         The previous save must have finished.
         """
         assert self._saving is None
-        own = own_part(contents.weights | contents.optimizer, self._process)
+        local = local_part(contents.weights | contents.optimizer, self._process)
         writer = ShardWriter(root, contents)
-        done = async_save(own, storage_writer=writer, process_group=self._group)
+        done = async_save(local, storage_writer=writer, process_group=self._group)
         assert isinstance(done, Future)
         self._saving = writer, done
 
@@ -61,7 +61,7 @@ class BackgroundSaving:
         return self._saving is None or self._saving[1].done()
 
     def wait(self) -> OSError | None:
-        """Wait for the save; return the error if it failed, the same in all processes."""
+        """Wait for the save. If it failed, return the error, which is the same in all processes."""
         if self._saving is None:
             return None
         (writer, done), self._saving = self._saving, None
@@ -80,12 +80,12 @@ class BackgroundSaving:
         dist.destroy_process_group(self._group)
 
 
-def own_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
-    """The tensors this process saves: its shards, and an even share of the replicated ones."""
-    plain = [name for name, each in tensors.items() if not isinstance(each, DTensor)]
-    by_size = sorted(plain, key=lambda name: (-tensors[name].nbytes, name))
-    others = {*plain} - {*by_size[process.rank :: process.world_size]}
-    return {name: each for name, each in tensors.items() if name not in others}
+def local_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
+    """Return the tensors this process saves: its shards, and a share of the replicated ones."""
+    replicated = [name for name, t in tensors.items() if not isinstance(t, DTensor)]
+    by_size = sorted(replicated, key=lambda name: (-tensors[name].nbytes, name))
+    others = {*replicated} - {*by_size[process.rank :: process.world_size]}
+    return {name: tensor for name, tensor in tensors.items() if name not in others}
 
 
 class Saver:
@@ -98,27 +98,27 @@ class Saver:
         """Keep the newest `keep` checkpoints and the best one, or all if `keep` is 0."""
         self._run, self._keep = run, keep
         self.newest: int = run.update
-        """The update of the newest saved checkpoint, 0 without one."""
+        """Update of the newest saved checkpoint; 0 if there is none."""
         self._is_proven = run.update == 0
         self._background = BackgroundSaving(run.process) if run.process.world_size > 1 else None
         self._saving: TrainingState | None = None
         """State of the checkpoint that is being saved in the background."""
 
     def unproven(self) -> int | None:
-        """The update of the newest checkpoint, if it is not known to be good."""
-        # Wait first, so that all processes return the same.
+        """Return the update of the newest checkpoint if it is not known to be good."""
+        # Wait first, so that all processes return the same value.
         self.wait()
         self.prune_if_proven(self._run.tally.last_good)
         return None if self._is_proven else self.newest
 
-    def save(self, valid: Validation | None, must: bool) -> None:
+    def save(self, valid: Validation | None, required: bool) -> None:
         """Write a checkpoint, unless the last update was skipped because its loss was not finite.
 
-        If writing fails, the run continues and tries again next time. With `must`, the checkpoint
+        If writing fails, the run continues and tries again next time. If `required`, the checkpoint
         is always written, and a failure raises OSError.
         """
         run = self._run
-        if (skipped := run.tally.skipped_in_a_row) and not must:
+        if (skipped := run.tally.skipped_in_a_row) and not required:
             run.log.info(
                 f"not saved after update {run.update}: the last {skipped} update(s) had a "
                 "non-finite loss or gradient"
@@ -128,19 +128,19 @@ class Saver:
             self.wait()
             state = _state(run, valid)
             if self._background is None:
-                self._finish(state, _try_save(run, state), must)
+                self._finish(state, _try_save(run, state), required)
                 return
             self._background.start(run.folder.checkpoints_path, _contents(run, state))
             self._saving = state
-            if must:
-                self.wait(must=True)
+            if required:
+                self.wait(required=True)
 
-    def wait(self, must: bool = False) -> None:
-        """Wait for the background save; with `must`, OSError if it failed."""
+    def wait(self, required: bool = False) -> None:
+        """Wait for the background save. Raises OSError if it failed and is `required`."""
         if self._background is None or self._saving is None:
             return
         state, self._saving = self._saving, None
-        self._finish(state, self._background.wait(), must)
+        self._finish(state, self._background.wait(), required)
 
     def prune_if_proven(self, last_good: int | None) -> None:
         """Remove old checkpoints once an update after the newest one was not skipped."""
@@ -156,7 +156,7 @@ class Saver:
             self.wait()
             self._background.close()
 
-    def _finish(self, state: TrainingState, failure: OSError | None, must: bool) -> None:
+    def _finish(self, state: TrainingState, failure: OSError | None, required: bool) -> None:
         run = self._run
         if failure is None:
             self.newest, self._is_proven = state.update, state.is_proven
@@ -165,10 +165,10 @@ class Saver:
             return
         good = run.folder.checkpoints()
         message = (
-            f"could not save update {state.update} ({failure}); the last good checkpoint is "
+            f"could not save update {state.update} ({failure}); the newest checkpoint is "
             f"{good[0].path if good else 'none'}; free some space"
         )
-        if must:
+        if required:
             raise OSError(f"{message} and resume the run") from failure
         run.log.info(f"{message}; training continues and will try again")
 
@@ -182,7 +182,7 @@ class Saver:
 
 
 def _try_save(run: Run, state: TrainingState) -> OSError | None:
-    """Save now; return the error if it fails."""
+    """Save now. Return the error if it fails."""
     contents = _contents(run, state)
     weights, optimizer = (
         {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -205,7 +205,7 @@ def _state(run: Run, valid: Validation | None) -> TrainingState:
         cpu_seconds=tally.cpu_seconds,
         skipped=tally.skipped,
         skipped_in_a_row=tally.skipped_in_a_row,
-        since_report=replace(tally.since_report),  # a copy, because it changes
+        since_report=replace(tally.since_report),  # copied, because it changes
         loss_scale=run.learner.scale.dump(),
         seed=run.config.training.seed,
         world_size=run.process.world_size,
@@ -218,7 +218,7 @@ def _state(run: Run, valid: Validation | None) -> TrainingState:
 
 
 def _contents(run: Run, state: TrainingState) -> Contents:
-    """Contents of a checkpoint, with the tensors of the run, which can be sharded."""
+    """Return the contents of a checkpoint. Tensors can be sharded and are not copied."""
     model, data = run.learner.model, run.data
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     tensors = optimizers.state_tensors(run.learner.optimizers, model)
@@ -230,9 +230,9 @@ def _contents(run: Run, state: TrainingState) -> Contents:
 
 
 def stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
-    """ValueError after too many updates without a finite loss and gradient; saves the batches.
+    """After too many bad updates in a row, save the batches and raise ValueError.
 
-    The message is the same in all processes, so that a study counts it as one failure.
+    The message is the same in all processes, so a study counts it as one failure.
     """
     if run.tally.skipped_in_a_row < run.config.training.max_bad_updates:
         return
@@ -242,14 +242,14 @@ def stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
             tensors[f"{index}/{name}"] = getattr(batch, name).cpu()
     with atomic_write(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
         save_file(tensors, path)
-    numbers = "0" if run.process.world_size == 1 else "*"
+    ranks = "0" if run.process.world_size == 1 else "*"
     remedy = "lower the learning rate, or use training.dtype=bfloat16 or float32"
     unproven = saver.unproven()
     if unproven:
         newest = checkpoint_path(run.folder.checkpoints_path, unproven)
-        remedy += f"; {newest} may be bad as well: remove it to resume from the one before"
+        remedy += f"; {newest} may also be bad: remove it to resume from the previous one"
     raise ValueError(
         f"training.max_bad_updates={run.config.training.max_bad_updates}: this many updates in a "
         f"row had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
-        f"{run.folder.path}/bad-batch-{numbers}.safetensors; {remedy}"
+        f"{run.folder.path}/bad-batch-{ranks}.safetensors; {remedy}"
     )

@@ -1,10 +1,10 @@
-"""`torch.compile` for each run separately, with a check that the model really ran compiled.
+"""Compile the model for each run separately, and count calls that ran uncompiled.
 
 torch stores compiled versions with the code object of a function. After eight versions it silently
 runs the function uncompiled. All models of a process share the code of their methods, so a study
 would compile only the first few. (torch 2.13 can count each call of `torch.compile` separately,
-torch 2.11 cannot.) Here every run compiles its own copy of the function, and a run with fixed
-shapes one copy per shape, so no function needs a second version.
+torch 2.11 cannot.) Here every run compiles a copy of the function, or one copy per shape if shapes
+are fixed, so no function needs a second version.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _serial_numbers = itertools.count()
 class Compilation:
     """Compiles the forward of modules of the same type, and counts calls that ran uncompiled.
 
-    Validation runs uncompiled: its batches have other shapes, and compiling for them takes longer
-    than it saves.
+    Validation runs uncompiled: its batches have different shapes, and compiling for them takes
+    longer than it saves.
     """
 
     def __init__(self, modules: Iterable[nn.Module], one_shape: bool) -> None:
@@ -94,7 +94,7 @@ def _counted_forward(module: nn.Module, compilation: Compilation, *inputs: Any) 
 
 
 def _without_new_versions(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Runs uncompiled if no existing version fits."""
+    """Wrap a compiled function so that it runs uncompiled if no existing version matches."""
 
     def run(*inputs: Any) -> Tensor:
         with torch.compiler.set_stance("eager_on_recompile"):
@@ -104,8 +104,8 @@ def _without_new_versions(compiled: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 def _copy_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A copy with its own code object. The name differs too, because equal code objects are
-    interchangeable to torch."""
+    """Copy a function with its code object, under a new name: torch treats equal code objects as
+    the same."""
     assert isinstance(function, FunctionType)
     name = f"{function.__name__}_{next(_serial_numbers)}"
     return FunctionType(function.__code__.replace(co_name=name), function.__globals__, name)

@@ -1,4 +1,4 @@
-"""Whole updates as CUDA graphs: forward, backward, clipping and optimizers.
+"""Record whole updates as CUDA graphs: forward, backward, clipping and optimizers.
 
 The kernels of a small model finish sooner than the host can launch them one by one. After a few
 updates of the same shapes, `step.update` is recorded once and then replayed, with the same results.
@@ -23,7 +23,7 @@ _WARM_UP = 3
 """Updates before recording: they compile the model and create the optimizer state."""
 
 _MAX_MEMORY = 0.4
-"""Maximum fraction of GPU memory in use. A graph needs its own memory in addition."""
+"""Maximum fraction of GPU memory in use. The graph needs memory of its own in addition."""
 
 _Shapes = tuple[torch.Size, ...]
 
@@ -38,7 +38,7 @@ class _Recording:
 
 
 class Updates:
-    """`step.update`, as a CUDA graph if possible: one process, compiled, with fixed shapes."""
+    """Runs `step.update`, as a CUDA graph if possible: one process, compiled, with fixed shapes."""
 
     def __init__(self, learner: Learner, config: Config) -> None:
         self._learner = learner
@@ -70,7 +70,7 @@ class Updates:
             self._shapes, self._num_seen, self._recording = shapes, 0, None
         if self._recording is None:
             self._num_seen += 1
-            if self._num_seen <= _WARM_UP or not self._has_room():
+            if self._num_seen <= _WARM_UP or not self._has_memory():
                 return step.update(self._learner, batches, stop)
             self._recording = self._record(batches)
         recording = self._recording
@@ -79,7 +79,7 @@ class Updates:
         recording.graph.replay()
         return recording.result.clone()
 
-    def _has_room(self) -> bool:
+    def _has_memory(self) -> bool:
         device = self._learner.process.device
         total = torch.cuda.get_device_properties(device).total_memory
         self._is_recordable = torch.cuda.max_memory_allocated(device) < _MAX_MEMORY * total
@@ -91,7 +91,7 @@ class Updates:
         stop = torch.zeros(1, dtype=dtype_of_sums(device), device=device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as the loader, pin memory meanwhile; that must not fail.
+        # Other threads, such as the loader, can pin memory during the capture.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = step.update(self._learner, copies, stop)
         inputs = [tensor for batch in copies for tensor in batch.tensors]

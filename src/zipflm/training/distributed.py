@@ -1,12 +1,12 @@
-"""One or several processes over NCCL or gloo: start, collective operations, failure handling.
+"""One or several processes over NCCL or gloo: startup, collective operations, failure handling.
 
 If a process fails, the others would wait in a collective operation. A thread in each process
-therefore polls the store of the process group: if one process has failed, or one on this machine is
-gone, all exit within seconds and one of them prints the reason. torch has nothing for this:
+therefore polls the store of the process group: if a process has failed, or one on this machine has
+died, all exit within seconds and one of them prints the reason. torch does not offer this:
 `monitored_barrier` is limited to gloo and blames processes that are only waiting, and a main thread
 inside a collective cannot be interrupted.
 
-Sharing a model is in `parallel`, which is slow to import and not needed for scoring.
+DDP and FSDP are in `parallel`, which is slow to import and not needed for scoring.
 """
 
 from __future__ import annotations
@@ -65,22 +65,25 @@ class Process:
 
     # All processes must make the same calls to these methods.
 
-    def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def all_values(self, value: T) -> list[T]:
-        """The values of all processes, by rank."""
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def done_by_all(self, work: Callable[[], T]) -> T:
-        """The result of `work()`, called in every process; ValueError in all if it fails in one."""
+    def run_on_all(self, work: Callable[[], T]) -> T:
+        """Call `work` in every process and return its result.
+
+        Raises ValueError in all processes if it fails in one.
+        """
         if self.world_size == 1:
             return work()
         result, problem = None, ""
@@ -88,21 +91,24 @@ class Process:
             result = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = described(error)
-        problems = self.all_values(problem)
+        problems = self.all_gather(problem)
         if any(problems):
             is_same = len(set(problems)) == 1
             raise ValueError(problem if is_same else _listed(dict(enumerate(problems))))
         return cast(T, result)
 
-    def let_first(self, work: Callable[[], object]) -> None:
-        """Call `work` in the first process while the others wait; ValueError in all if it fails."""
-        self.done_by_all(lambda: work() if self.is_first else None)
+    def run_on_first(self, work: Callable[[], object]) -> None:
+        """Call `work` in the first process while the others wait.
+
+        Raises ValueError in all processes if it fails.
+        """
+        self.run_on_all(lambda: work() if self.is_first else None)
 
     @contextmanager
-    def held_by_first(self, context: AbstractContextManager[object]) -> Iterator[None]:
+    def enter_on_first(self, context: AbstractContextManager[object]) -> Iterator[None]:
         """Enter a context, such as a lock, in the first process only."""
-        with ExitStack() as held:
-            self.let_first(lambda: held.enter_context(context))
+        with ExitStack() as stack:
+            self.run_on_first(lambda: stack.enter_context(context))
             yield
 
     def agree(self, problem: str) -> str:
@@ -110,31 +116,31 @@ class Process:
         return self.group.agree(problem) if self.group is not None else problem
 
     def require_same(self, values: dict[str, object], remedy: str) -> None:
-        """ValueError in every process if the values differ; names the first difference."""
-        gathered = self.all_values(values)
+        """Raise ValueError in every process if the values differ, naming the first difference."""
+        gathered = self.all_gather(values)
         for rank, other in enumerate(gathered):
             for name in gathered[0] | other:
-                ours, theirs = (str(each.get(name, "missing")) for each in (gathered[0], other))
+                ours, theirs = (str(v.get(name, "missing")) for v in (gathered[0], other))
                 if ours != theirs:
                     raise ValueError(
                         f"{name} is {ours} in process 0, but {theirs} in process {rank}; {remedy}"
                     )
 
     def require_shared(self, folder: Path) -> None:
-        """ValueError in every process unless all see the lock of the first one in this folder."""
-        expected = self.all_values(_lock_in(folder))[0]
+        """Raise ValueError in every process unless all see the first one's lock in this folder."""
+        expected = self.all_gather(_lock_in(folder))[0]
 
-        def look() -> None:
+        def wait_for_lock() -> None:
             end = time.monotonic() + _SLOW_FOLDER
             while _lock_in(folder) != expected:
                 if time.monotonic() > end:
                     raise ValueError(
-                        f"{folder}: files of process 0 are not visible here; --out must be on a "
-                        "file system that all machines share"
+                        f"{folder}: files of process 0 are not visible here; the folder must be on "
+                        "a file system that all machines share"
                     )
                 time.sleep(_PAUSE)
 
-        self.done_by_all(look)
+        self.run_on_all(wait_for_lock)
 
 
 def _lock_in(folder: Path) -> str | None:
@@ -154,38 +160,38 @@ class Group:
         self._rounds = itertools.count()
         self._is_over = threading.Event()
         self._ending = threading.Lock()
-        """Held forever by the thread that ends this process."""
+        """Held by the thread that ends this process, and never released."""
         machine = _machine()
         self._store.set(f"place/{rank}", f"{machine}\n{os.getpid()}")
-        places = self._store.multi_get([f"place/{rank}" for rank in self._ranks])
+        locations = self._store.multi_get([f"place/{rank}" for rank in self._ranks])
         self._neighbours: dict[int, int] = {}
         """Process ids on this machine, by rank."""
-        for other, place in enumerate(places):
-            where, pid = place.decode().split("\n")
+        for other, location in enumerate(locations):
+            where, pid = location.decode().split("\n")
             if where == machine and other != rank:
                 self._neighbours[other] = int(pid)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def agree(self, problem: str) -> str:
-        """The problem that all processes report, or an empty string.
+        """Return the problem that all processes report, or an empty string.
 
-        Ends all processes if they report different problems, or if one does not call this.
+        Ends all processes if they report different problems, or if one does not call this method.
         """
         found = self._gather(problem)
-        problems = {each for each in found.values() if each}
+        problems = {text for text in found.values() if text}
         if len(problems) > 1 or len(found) < len(self._ranks):
             self._end(_listed(found), status=1)
         return next(iter(problems), "")
 
     def end(self, error: Exception) -> NoReturn:
-        """End all processes because of an error in this one; one of them prints the reason."""
+        """End all processes because of an error in this one. One of them prints the reason."""
         is_input = isinstance(error, ValueError | OSError)
         lost = _lost_connection(error)
         if not is_input and not lost:
             traceback.print_exception(error)
         try:
             found = self._gather(described(error))
-        except RuntimeError:  # the process that hosts the store is gone
+        except RuntimeError:  # the process that hosts the store has exited
             found = {self._rank: described(error)}
         if lost:
             missing = [str(rank) for rank in self._ranks if rank not in found]
@@ -205,15 +211,15 @@ class Group:
             while not self._store.check(keys):
                 time.sleep(_PAUSE)
         self._is_over.set()
-        # The first process can host the store, so it leaves last. Destroying a gloo group right
+        # The first process can host the store, so it exits last. Destroying a gloo group right
         # after an operation deadlocks: its thread needs the GIL to release the tensors.
         time.sleep((1 if self._rank else 3) * _PAUSE)
 
     def _gather(self, problem: str) -> dict[int, str]:
-        """The problems of all processes by rank. A process with a problem does not wait long,
-        because the others can be waiting for it elsewhere."""
-        number = next(self._rounds)
-        keys = {rank: f"{number}/{rank}" for rank in self._ranks}
+        """Collect the problems of all processes by rank. A process with a problem does not wait
+        long, because the others can be waiting for it elsewhere."""
+        round_number = next(self._rounds)
+        keys = {rank: f"{round_number}/{rank}" for rank in self._ranks}
         self._store.set(keys[self._rank], problem)
         end = time.monotonic() + _PATIENCE if problem else float("inf")
         while not self._store.check(list(keys.values())) and time.monotonic() < end:
@@ -222,7 +228,7 @@ class Group:
         return {rank: self._store.get(key).decode() for rank, key in present.items()}
 
     def _watch(self) -> None:
-        """End this process if another one has failed or is gone."""
+        """End this process if another one has failed or died."""
         while not self._is_over.wait(_PAUSE):
             try:
                 if self._store.check(["failed"]):
@@ -232,21 +238,21 @@ class Group:
                     if not _is_running(pid) and not self._store.check([f"done/{rank}"]):
                         killed = f"process {rank} ended without a message (killed?); {_RESUME}"
                         self._end(killed, status=1)
-            except RuntimeError:  # the store is gone
+            except RuntimeError:  # the store is not reachable
                 if not self._is_over.wait(_PATIENCE):
                     self._end(f"process {self._rank}: lost the connection to process 0", status=1)
                 return
 
     def _end(self, reason: str, status: int) -> NoReturn:
-        """End this process and so all others; the first one prints the reason.
+        """End this process and, through the store, all others. The first one prints the reason.
 
-        Uses `os._exit`, because torch waits for threads inside a collective, which never return.
+        Uses `os._exit`, because torch would wait for threads that never return from a collective.
         """
         self._ending.acquire()
-        own = f"{status} {self._rank}"
+        value = f"{status} {self._rank}"
         try:
-            is_first = self._store.compare_set("failed", "", own).decode() == own
-        except RuntimeError:  # the store is gone
+            is_first = self._store.compare_set("failed", "", value).decode() == value
+        except RuntimeError:  # the store is not reachable
             is_first = True
         sys.stdout.flush()
         if is_first:
@@ -256,7 +262,7 @@ class Group:
 
 
 def _connect(attempt: str) -> Any:
-    """A separate connection to the store: that of the process group can be blocked."""
+    """Open a second connection to the store. The one of the process group can be blocked."""
     # The type stubs of torch lack stores.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
@@ -269,11 +275,11 @@ def _connect(attempt: str) -> Any:
 
 
 def _machine() -> str:
-    """Identifies the machine and container in which process ids are valid."""
+    """Return an id of the machine and container in which process ids are valid."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return boot + os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux; rely on lost connections
+    except OSError:  # not Linux: failures are only detected by lost connections
         return uuid.uuid4().hex
 
 
@@ -288,7 +294,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _lost_connection(error: Exception) -> str:
-    """The message of torch, if the error is a lost connection."""
+    """Return the message of torch if the error is a lost connection."""
     is_lost = isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo/" in str(error)
     )
@@ -296,7 +302,7 @@ def _lost_connection(error: Exception) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error message on one line."""
+    """Return the error message on one line."""
     text = " ".join(
         (describe_os_error(error) if isinstance(error, OSError) else str(error)).split()
     )
@@ -306,7 +312,7 @@ def described(error: BaseException) -> str:
 
 
 def _listed(problems: dict[int, str]) -> str:
-    return "; ".join(f"process {rank}: {each}" for rank, each in problems.items() if each)
+    return "; ".join(f"process {rank}: {text}" for rank, text in problems.items() if text)
 
 
 _group: Group | None = None
@@ -315,25 +321,25 @@ _group: Group | None = None
 
 @contextmanager
 def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> Iterator[Process]:
-    """Join the processes started by `torchrun`; a single process otherwise. Calls can be nested.
+    """Join the processes started by `torchrun`, or run as a single process. Calls can be nested.
 
-    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU if there is one. An error in one process
-    ends all of them, and so does one that does not answer for `stall_seconds`.
+    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU if available. All processes end if one
+    of them fails, or makes no progress for `stall_seconds` seconds.
     """
     global _group
-    place = torch.device(resolve_device(device))
+    chosen = torch.device(resolve_device(device))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1 and place.type == "cuda":
-        if place.index is not None:
-            raise ValueError(f"--device {device}: each process takes its own GPU; use cuda")
-        place = torch.device(resolve_device(f"cuda:{os.environ['LOCAL_RANK']}"))
-    if place.index is not None and place.type == "cuda":
-        torch.cuda.set_device(place)
+    if world_size > 1 and chosen.type == "cuda":
+        if chosen.index is not None:
+            raise ValueError(f"device={device}: each process uses its own GPU; use cuda")
+        chosen = torch.device(resolve_device(f"cuda:{os.environ['LOCAL_RANK']}"))
+    if chosen.index is not None and chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
     if world_size == 1:
-        yield Process(0, 1, place)
+        yield Process(0, 1, chosen)
         return
     if dist.is_initialized():
-        yield Process(dist.get_rank(), world_size, place, _group)
+        yield Process(dist.get_rank(), world_size, chosen, _group)
         return
     timeout = timedelta(seconds=stall_seconds)
     # The type stubs of torch lack stores.
@@ -342,7 +348,7 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
     _wait_after_sigterm()
     dist.init_process_group(
         # gloo lets hosts exchange data without waiting for their GPUs.
-        "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
+        "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"{attempt}/torch", store),  # type: ignore[attr-defined]
         rank=rank,
         world_size=world_size,
@@ -350,7 +356,7 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
     )
     _group = group = Group(rank, world_size, attempt)
     try:
-        yield Process(rank, world_size, place, group)
+        yield Process(rank, world_size, chosen, group)
         group.leave()
     except Exception as error:
         group.end(error)
@@ -360,7 +366,7 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
 
 
 def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
-    """Wait for all processes; return an id of this attempt that all of them share.
+    """Wait for all processes. Return an id of this attempt that all of them share.
 
     When torchrun restarts processes, its store still has the keys of earlier attempts. The number
     of restarts does not identify an attempt, because every machine has its own count.
@@ -384,7 +390,7 @@ def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
             names = ", ".join(map(str, sorted(missing)))
             raise TimeoutError(f"process {names} did not start within {seconds:.0f} s")
         for other in sorted(missing):
-            # Can be the key of an earlier attempt; the new process will replace it.
+            # This can be the key of an earlier attempt, which the new process will replace.
             if store.check([f"here/{other}"]):
                 store.set(f"answer/{store.get(f'here/{other}').decode()}", attempt)
             if store.check([f"{attempt}/knows/{other}"]):
@@ -395,14 +401,14 @@ def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
 
 
 def _wait_after_sigterm() -> None:
-    """Delay the end after SIGTERM: torchrun sends it as soon as another process has failed, and
-    this one can be about to print the reason."""
+    """Exit with a delay after SIGTERM. torchrun sends it as soon as another process has failed, and
+    this one may be about to print the reason."""
 
-    def end_soon(number: int, frame: FrameType | None) -> None:
+    def exit_later(number: int, frame: FrameType | None) -> None:
         timer = threading.Timer(_GRACE, os._exit, (128 + number,))
         timer.daemon = True
         timer.start()
 
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, end_soon)
+        signal.signal(signal.SIGTERM, exit_later)

@@ -34,20 +34,20 @@ class Tally:
     """
 
     update: int = 0
-    """The last update whose result has arrived."""
+    """Number of the last update whose result was read."""
     seconds: float = 0.0
     compile_seconds: float = 0.0
     """Part of `seconds` in updates that compiled the model."""
     cpu_seconds: float | None = None
-    """CPU time of this thread, without compilation; None if not counted. The time of other threads
-    depends on how OpenMP waits."""
+    """CPU time of this thread, without compilation; None if not measured. Other threads are
+    excluded, because OpenMP threads can use CPU time while they wait."""
     skipped: int = 0
     skipped_in_a_row: int = 0
     since_report: SinceReport = field(default_factory=SinceReport)
     stop: bool = False
-    """A process received a request to stop."""
+    """True if a process received a request to stop."""
     last_good: int | None = None
-    """The last update since the start or resumption that was not skipped."""
+    """Number of the last update since the start or resumption that was not skipped."""
 
     def __post_init__(self) -> None:
         self.resume()
@@ -83,7 +83,7 @@ class Tally:
     def compiling(self, learner: Learner) -> Iterator[None]:
         """Count the time of an update as compilation if it compiled a new version.
 
-        The update itself takes a hundredth of that time or less.
+        The update itself takes at most 1% of that time.
         """
         before, start, cpu_start = learner.num_versions, time.perf_counter(), time.thread_time()
         yield
@@ -106,11 +106,11 @@ class Log:
         self._run, self._max_updates, self._is_silent = run, max_updates, is_silent
         self._bar: Progress | None = None
         self.output_closed = False
-        """The reader of stdout is gone (`| head`, or a `| tee` that Ctrl-C ended first)."""
+        """True if the reader of stdout has exited (`| head`, or a `| tee` stopped by Ctrl-C)."""
         self._make_events = _event_writer() if tensorboard and not is_silent else None
         self._events: Any = None
 
-    def begin(self, update: int) -> None:
+    def start(self, update: int) -> None:
         """Start the progress bar if stdout is a terminal."""
         if sys.stdout.isatty() and not self._is_silent:
             columns = (
@@ -125,7 +125,7 @@ class Log:
             total = self._max_updates
             self._task = self._bar.add_task("", total=total, completed=update, stage="")
             self._bar.start()
-            self._bar.console.show_cursor(True)  # a signal can end the program at any moment
+            self._bar.console.show_cursor(True)  # a signal can end the program at any time
 
     def advance(self, update: int) -> None:
         if self._bar is not None:
@@ -156,7 +156,7 @@ class Log:
             return
         text = one_line(text)
         if self._bar is not None:
-            # The terminal wraps long lines, as without a bar.
+            # Let the terminal wrap long lines, as it does without a bar.
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             try:
@@ -169,7 +169,7 @@ class Log:
             return
         try:
             append_line(self._run.log_path, line)
-        except OSError as error:  # a full disk must not end the run
+        except OSError as error:  # a full disk must not stop the run
             self.info(f"could not write to {self._run.log_path} ({error}); training continues")
         self.info(as_text(line, self._max_updates))
         if self._make_events is not None:
@@ -186,7 +186,7 @@ class Log:
 
 
 def as_text(line: LogLine, max_updates: int) -> str:
-    """A log line as readable text."""
+    """Format a log line as text."""
     start = f"update {line.update}/{max_updates}"
     if isinstance(line, Report):
         return "  ".join([start, *_report_parts(line)])

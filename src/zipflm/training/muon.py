@@ -1,8 +1,8 @@
-"""Muon for all matrices of a shape at once, able to skip an update on the device.
+"""Muon that updates all matrices of the same shape together, and can skip an update on the device.
 
 `torch.optim.Muon` works on one matrix at a time. With six matrices per layer, launching hundreds of
-small operations takes longer than the whole update takes a GPU. Here matrices of the same shape are
-stacked and go through the Newton-Schulz iteration together. Results agree up to rounding.
+small operations takes longer than the GPU needs for the whole update. Here matrices of the same
+shape are stacked for the Newton-Schulz iteration. Results agree up to rounding.
 
 Shapes: L matrices of one shape, M rows, N columns.
 """
@@ -44,14 +44,18 @@ class StackedMuon(torch.optim.Muon):
     def _step_stacked(self, params: Sequence[Tensor], group: dict[str, Any]) -> None:
         lr, buffers = group["lr"], [self._buffer(p) for p in params]
         buffer_LMN = torch.stack(buffers)
-        wanted_LMN = self._move(buffer_LMN, torch.stack([_gradient(p) for p in params]), group)
+        direction_LMN = self._update_momentum(
+            buffer_LMN, torch.stack([_gradient(p) for p in params]), group
+        )
         torch._foreach_copy_(buffers, list(buffer_LMN))
-        update_LMN = _orthogonalised(wanted_LMN, group)
-        good = self._good(wanted_LMN.device)
+        update_LMN = _orthogonalized(direction_LMN, group)
+        good = self._is_good(direction_LMN.device)
         if group["weight_decay"]:
             torch._foreach_mul_(list(params), 1 - lr * group["weight_decay"] * good)
-        size = lr * _size(group["adjust_lr_fn"], params[0].shape)
-        torch._foreach_add_(list(params), list(update_LMN.to(params[0].dtype) * (-size * good)))
+        matrix_lr = lr * _lr_factor(group["adjust_lr_fn"], params[0].shape)
+        torch._foreach_add_(
+            list(params), list(update_LMN.to(params[0].dtype) * (-matrix_lr * good))
+        )
 
     def _step_sharded(self, p: DTensor, group: dict[str, Any]) -> None:
         """Step for a sharded matrix.
@@ -61,14 +65,14 @@ class StackedMuon(torch.optim.Muon):
         """
         lr, shard = group["lr"], local_shard(p)
         buffer, gradient = (local_shard(x) for x in (self._buffer(p), _gradient(p)))
-        wanted = self._move(buffer, gradient, group).to(_precision(shard.device))
-        whole_MN = cast(DTensor, like_shard(wanted, p)).full_tensor()
-        update = _orthogonalised(whole_MN.unsqueeze(0), group)[0][part_here(p)]
-        good = self._good(shard.device)
+        direction = self._update_momentum(buffer, gradient, group).to(_precision(shard.device))
+        whole_MN = cast(DTensor, like_shard(direction, p)).full_tensor()
+        update = _orthogonalized(whole_MN.unsqueeze(0), group)[0][part_here(p)]
+        good = self._is_good(shard.device)
         if group["weight_decay"]:
             shard.mul_(1 - lr * group["weight_decay"] * good)
-        size = lr * _size(group["adjust_lr_fn"], p.shape)
-        shard.add_(update.to(shard.dtype) * (-size * good))
+        matrix_lr = lr * _lr_factor(group["adjust_lr_fn"], p.shape)
+        shard.add_(update.to(shard.dtype) * (-matrix_lr * good))
 
     def _buffer(self, p: Tensor) -> Tensor:
         state = self.state[p]
@@ -77,21 +81,21 @@ class StackedMuon(torch.optim.Muon):
         buffer: Tensor = state["momentum_buffer"]
         return buffer
 
-    def _move(self, buffer: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """Update the momentum buffer; return the direction of the step."""
+    def _update_momentum(self, buffer: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Update the momentum buffer. Return the direction of the step."""
         momentum: float = group["momentum"]
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if self.found_inf is not None:
-            # The buffer moves towards the gradient; moved towards itself, it stays the same.
+            # With itself as the gradient, the buffer does not change.
             gradient = torch.where(self.found_inf != 0, buffer, gradient)
         buffer.lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
 
-    def _good(self, device: torch.device) -> Tensor:
-        """1, or 0 if the update must be skipped."""
-        none = torch.zeros((), device=device)
-        return 1 - (none if self.found_inf is None else self.found_inf)
+    def _is_good(self, device: torch.device) -> Tensor:
+        """Return 1, or 0 if the update must be skipped."""
+        zero = torch.zeros((), device=device)
+        return 1 - (zero if self.found_inf is None else self.found_inf)
 
 
 def _gradient(p: Tensor) -> Tensor:
@@ -99,17 +103,17 @@ def _gradient(p: Tensor) -> Tensor:
     return p.grad
 
 
-def _orthogonalised(matrices_LMN: Tensor, group: dict[str, Any]) -> Tensor:
-    return orthogonalise(matrices_LMN, group["ns_coefficients"], group["ns_steps"], group["eps"])
+def _orthogonalized(matrices_LMN: Tensor, group: dict[str, Any]) -> Tensor:
+    return orthogonalize(matrices_LMN, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
 
 def _precision(device: torch.device) -> torch.dtype:
-    """Type of the iteration: bfloat16 as in torch, but float32 on a CPU, where bfloat16 can take
-    twenty times as long."""
+    """Return the type of the iteration: bfloat16 as in torch, but float32 on a CPU, where bfloat16
+    can take twenty times as long."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def orthogonalise(
+def orthogonalize(
     matrices_LMN: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
     """Move the singular values of each matrix towards 1 (Newton-Schulz)."""
@@ -126,8 +130,8 @@ def orthogonalise(
     return x.mT if is_tall else x
 
 
-def _size(rule: str | None, shape: torch.Size) -> float:
-    """Factor of the learning rate for a matrix of this shape, as in torch."""
+def _lr_factor(rule: str | None, shape: torch.Size) -> float:
+    """Return the learning rate factor for a matrix of this shape, as in torch."""
     rows, columns = shape
     if rule == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))

@@ -1,7 +1,7 @@
 """Nesterov accelerated gradient, the paper's optimizer (section 4.5).
 
 With momentum mu, learning rate lr and gradient g, the authors' code keeps a buffer v in units of
-the weights, and rescales it whenever the learning rate changes:
+the weights, and rescales it when the learning rate changes:
 
     r = lr / previous lr;   p += mu^2 r v - (1 + mu) lr g;   v = mu r v - lr g
 
@@ -10,8 +10,8 @@ previous learning rate, which can be 0 or belong to a skipped update:
 
     b = mu b + g;   p -= lr (g + mu b)
 
-`torch.optim.SGD` computes the same, so its fused operator is used: it reads and writes every weight
-once and is five times as fast as separate operations.
+`torch.optim.SGD` computes the same updates, so its fused operator is used. It reads and writes
+every weight once and is five times as fast as separate operations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NesterovMomentum(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; gradients can be overwritten."""
+        """Update every parameter that has a gradient. Gradients can be overwritten."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:

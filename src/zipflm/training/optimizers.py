@@ -1,8 +1,8 @@
 """Optimizers and their parameter groups.
 
 The optimizers skip an update if `found_inf` is 1 and divide gradients by `grad_scale`. Both are
-scalar tensors on the device, as torch's gradient scaler sets them for fused optimizers, so that the
-host does not wait for the gradients. Only `SparseAdam`, for tables with sparse gradients, waits.
+scalar tensors on the device, as in the fused optimizers of torch, so the host does not wait for the
+gradients. Only `SparseAdam`, for tables with sparse gradients, waits.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from zipflm.runs.sharded import StoredTensors
 
 _STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
-"""State that the optimizers keep per weight."""
+"""Names of the state tensors that the optimizers keep per weight."""
 
 TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
-"""Name parts of weights with one row per word, byte or class."""
+"""Parts of the names of weights with one row per word, byte or class."""
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
     """Create the optimizers. The schedule multiplies the `base_lr` of each group.
 
-    Tables with sparse gradients have their own optimizer, the last one.
+    Tables with sparse gradients have a separate optimizer, which is the last one.
     """
     kinds = parameter_kinds(model)
     sparse = kinds.pop("sparse tables")
     if sparse and (isinstance(config, Nesterov) or config.weight_decay):
         raise ValueError(
             "input.sparse=True: sparse gradients need training.optimizer=AdamW or Muon, without "
-            "weight decay; change training.optimizer, or leave input.sparse out"
+            "weight decay; change training.optimizer, or omit input.sparse"
         )
     match config:
         case Nesterov():
-            every = [param for params in kinds.values() for param in params]
-            group = {"params": every, "base_lr": 1.0}
+            all_params = [param for params in kinds.values() for param in params]
+            group = {"params": all_params, "base_lr": 1.0}
             momentum, decay = config.momentum, config.weight_decay
             return [NesterovMomentum([group], momentum=momentum, weight_decay=decay)]
-        case Muon():  # before AdamW, whose subclass it is
+        case Muon():  # before AdamW, its base class
             matrices = kinds.pop("matrices")
             muon = [_muon(config, matrices)] if matrices else []
             return [*muon, *_adamw(config, kinds, sparse)]
@@ -72,16 +72,16 @@ def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
 def _adamw(
     config: AdamW, kinds: Mapping[str, list[nn.Parameter]], sparse: list[nn.Parameter]
 ) -> list[Optimizer]:
-    # A fused operator takes either sharded or whole weights.
+    # A fused operator needs weights that are either all sharded or all whole.
     groups = [
         {
-            "params": alike,
+            "params": group_params,
             "base_lr": config.table_lr if kind == "tables" else config.lr,
             "weight_decay": 0.0 if kind == "vectors" else config.weight_decay,
         }
         for kind, params in kinds.items()
         for is_sharded in (False, True)
-        if (alike := [p for p in params if isinstance(p, DTensor) == is_sharded])
+        if (group_params := [p for p in params if isinstance(p, DTensor) == is_sharded])
     ]
     betas, eps = (config.beta1, config.beta2), config.eps
     optimizers: list[Optimizer] = [torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)]
@@ -138,7 +138,7 @@ def prepare_recording(optimizers: Sequence[Optimizer]) -> None:
 
 
 def step(optimizers: Sequence[Optimizer], divisor: Tensor, bad: Tensor) -> None:
-    """Update with gradients divided by `divisor`, or skip if `bad` is 1; then clear the gradients.
+    """Update with gradients divided by `divisor`, or skip if `bad` is 1. Then clear the gradients.
 
     Both arguments are scalars on the device.
     """
@@ -163,7 +163,7 @@ def _step_sparse(optimizer: SparseAdam, divisor: Tensor, bad: Tensor) -> None:
 
 
 def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """State of all optimizers by `weight/state`, sharded like the weights.
+    """Return the state of all optimizers by `weight/state`, sharded like the weights.
 
     The tensors are not copied: save them before the next update.
     """
@@ -177,24 +177,24 @@ def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str
 
 
 def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: StoredTensors) -> None:
-    """Restore the result of `state_tensors`, only local shards of sharded weights."""
+    """Restore the result of `state_tensors`. For sharded weights, only local shards are read."""
     owners, params = _owners(optimizers), dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
-    for place, shape in stored.shapes.items():
-        if place.startswith(PREFIX):
+    for full_name, shape in stored.shapes.items():
+        if full_name.startswith(PREFIX):
             continue
-        name, _, key = place.rpartition("/")
+        name, _, key = full_name.rpartition("/")
         if key not in _STATE:
             raise ValueError(
-                f"optimizer state {place}: unknown; the checkpoint comes from another version of "
-                "this package; resume it there, or only evaluate it here"
+                f"optimizer state {full_name}: unknown; the checkpoint was written by another "
+                "version of zipflm; resume it with that version, or only evaluate it"
             )
         param = params[name]
         if shape == tuple(param.shape):
-            tensors[place] = torch.zeros_like(param)
+            tensors[full_name] = torch.zeros_like(param)
         else:  # a count
-            tensors[place] = torch.zeros(shape, device=param.device)
-        owners[param].state[param][key] = tensors[place]
+            tensors[full_name] = torch.zeros(shape, device=param.device)
+        owners[param].state[param][key] = tensors[full_name]
     stored.load_into(tensors)
     for optimizer in optimizers:
         if isinstance(optimizer, SparseAdam):

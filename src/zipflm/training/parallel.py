@@ -1,7 +1,7 @@
-"""Models trained by several processes: DDP, FSDP2, and initialisation after sharding.
+"""Train models with several processes: DDP, FSDP2, and initialization after sharding.
 
-No process holds more than its own shards and one whole parameter, which it is initialising. From a
-checkpoint it reads only its shards.
+A process holds only its own shards and, during initialization, one whole parameter at a time. From
+a checkpoint it reads only its shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zipflm.training.distributed import Process
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Move a model to the device, allocating uninitialised memory for meta tensors."""
+    """Move a model to the device, allocating uninitialized memory for meta tensors."""
     known = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     model.to_empty(device=device)
     for name, buffer in model.named_buffers():
@@ -50,7 +50,7 @@ def fill(model: nn.Module, values: Values) -> None:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """The shard of this process, or the tensor itself if it is not sharded.
+    """Return the shard of this process, or the tensor itself if it is not sharded.
 
     Element-wise operations on shards avoid the dispatch overhead of DTensor.
     """
@@ -58,7 +58,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def part_here(tensor: Tensor) -> Part:
-    """The slices of `local_shard` in the whole tensor; empty if this process has no part."""
+    """Return the slices of `local_shard` in the whole tensor; empty if this process has no part."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(
@@ -68,7 +68,7 @@ def part_here(tensor: Tensor) -> Part:
 
 
 def like_shard(part: Tensor, other: Tensor) -> Tensor:
-    """A tensor with the layout of `other`; `part` is the shard of this process."""
+    """Return a tensor with the layout of `other`. `part` is the shard of this process."""
     local = local_shard(other)
     part = part.to(local.device)
     if not isinstance(other, DTensor):
@@ -88,12 +88,12 @@ Tables = Literal["replicated", "sharded"]
 
 
 def shards(process: Process, parallel: Parallel) -> bool:
-    """Whether the model is sharded over processes."""
+    """Return True if the model is sharded over processes."""
     return process.world_size > 1 and parallel == "fsdp"
 
 
 def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
-    """Shard the tables of the model if configured; return the names of the sharded ones."""
+    """Shard the tables of the model if configured. Return the names of the sharded ones."""
     if process.world_size == 1 or tables == "replicated":
         return []
     return shard_tables(model, TableShards(_mesh(process)))
@@ -110,7 +110,7 @@ def wrap(
 ) -> nn.Module:
     """Wrap `scorer`, which contains `model`, in DDP or FSDP, and move it to the device.
 
-    `fill` allocates and initialises the model after sharding. `policy` is for FSDP. `tables` are
+    `fill` allocates and initializes the model after sharding. `policy` is for FSDP. `tables` are
     already sharded by `share_tables`, so DDP and FSDP ignore them.
     """
     if shards(process, parallel):
@@ -118,7 +118,7 @@ def wrap(
     fill()
     if process.world_size == 1 or shards(process, parallel):
         return scorer
-    # DDP supports sparse gradients in layers of torch only; `step` averages ours.
+    # DDP supports sparse gradients only in torch layers; `step` averages ours.
     _ignore_in_ddp({*(model.get_parameter(name) for name in tables), *sparse_tables(model)}, scorer)
     ids = [process.device.index] if process.device.type == "cuda" else None
     with warnings.catch_warnings():
@@ -177,10 +177,10 @@ def _shard_tables(
 
 
 def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecisionPolicy:
-    """The types in which FSDP exchanges weights and gradients; master weights are float32.
+    """Return the types in which FSDP exchanges weights and gradients. Master weights are float32.
 
     Autocast rounds the weights of every product to bfloat16 anyway, so they are sent as bfloat16.
-    Gradients are too, unless several batches are accumulated: FSDP accumulates in the type it
+    So are gradients, unless several batches are accumulated: FSDP accumulates in the type it
     sends, and bfloat16 would lose small addends. The range of float16 is too narrow for sums of
     gradients over processes, so float16 only uses autocast.
     """

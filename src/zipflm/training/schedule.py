@@ -1,7 +1,7 @@
-"""Learning rates as functions of the number of updates done.
+"""Learning rate schedules.
 
-The first update runs at `learning_rate(schedule, 0, ...)`, as in the authors' code. Skipped updates
-count as done (see `step`); in the authors' code they do not.
+The first update uses `learning_rate(schedule, 0, ...)`, as in the authors' code. Skipped updates
+count as updates (see `step`); in the authors' code they do not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LOW = 0.2  # fraction of the peak
 
 
 def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
-    """The factor for the learning rate of every group after `update` updates.
+    """Return the factor for the learning rate of every group after `update` updates.
 
     >>> [learning_rate(CosineCycles(), update, 286_000) for update in (0, 16_000, 34_000)]
     [1e-07, 1.0, 0.75]
@@ -28,7 +28,7 @@ def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> fl
 
 
 def stretched(config: Config, max_updates: int) -> Config:
-    """The same schedule stretched to another number of updates."""
+    """Stretch the schedule to another number of updates."""
     training = config.training
     ratio = max_updates / training.max_updates
     schedule = training.schedule
@@ -42,8 +42,8 @@ def stretched(config: Config, max_updates: int) -> Config:
     return replace(config, training=training)
 
 
-def ends_too_high(config: Config) -> str | None:
-    """A warning if the run ends during warm-up or with a high learning rate."""
+def high_end_warning(config: Config) -> str | None:
+    """Return a warning if the run ends during warm-up or with a high learning rate."""
     schedule, updates = config.training.schedule, config.training.max_updates
     if not isinstance(schedule, CosineCycles) or not schedule.max_lr:
         return None
@@ -53,7 +53,7 @@ def ends_too_high(config: Config) -> str | None:
     return (
         f"training.max_updates={updates}: the learning rate is still at {last:.0%} of its peak in "
         f"the last update; change training.schedule.warmup_updates={schedule.warmup_updates} and "
-        f"training.schedule.first_cycle={schedule.first_cycle} so that a cycle ends there"
+        f"training.schedule.first_cycle={schedule.first_cycle} so that a cycle ends with the run"
     )
 
 

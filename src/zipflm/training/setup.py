@@ -1,4 +1,4 @@
-"""Set up a run before its first update: checks, model, optimizers and starting position."""
+"""Set up a run before its first update: checks, model, optimizers and position in the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.carried_state import carried_state
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
-from zipflm.training.schedule import ends_too_high, stretched
+from zipflm.training.schedule import high_end_warning, stretched
 from zipflm.training.step import Learner, build_learner
 from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, tokens_per_batch
 
@@ -50,13 +50,13 @@ class Run:
     compiled_blocks: set[int] = field(default_factory=set)
     """Block lengths for which the model has been compiled."""
     seconds_per_scored_word: float = 0.0
-    """Measured in the last validation, 0 before it."""
+    """Measured in the last validation; 0 before the first one."""
     whole_validation: bool = True
-    """Score the whole valid set when a checkpoint is saved and at the end."""
+    """Score the whole validation set when a checkpoint is saved and at the end."""
     best_loss: float | None = None
-    """Lowest validation loss so far, on the part of the valid set that is always scored."""
+    """Lowest validation loss so far, on the sample that every validation scores."""
     since_best: int = 0
-    """Number of validations since then."""
+    """Number of validations since the lowest loss."""
 
     def record_validation(self, loss: float | None) -> None:
         best = math.inf if self.best_loss is None else self.best_loss
@@ -66,14 +66,15 @@ class Run:
             self.since_best += 1
 
     @property
-    def stops_early(self) -> bool:
-        """True if the validation loss has not improved for too long."""
+    def should_stop_early(self) -> bool:
+        """True if the last `patience` validations did not improve the loss."""
         return 0 < self.config.training.patience <= self.since_best
 
     @property
-    def saves_now(self) -> bool:
+    def should_save(self) -> bool:
         """True if the last validation requires a checkpoint."""
-        return self.stops_early or (self.config.training.patience > 0 and self.since_best == 0)
+        has_improved = self.config.training.patience > 0 and self.since_best == 0
+        return self.should_stop_early or has_improved
 
 
 # A text with more continuation marks (subword-nmt's @@) than this is already split into pieces.
@@ -81,7 +82,10 @@ _SHARE_OF_CONTINUED_WORDS = 0.05
 
 
 def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None) -> Config:
-    """The config with its length in updates; ValueError if it does not fit the data."""
+    """Return the config with its length in updates.
+
+    Raises ValueError if it does not match the data or the initial weights.
+    """
     if initial is not None:
         check_initial(initial, config, data)
     check_data(config, data)
@@ -89,7 +93,7 @@ def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None)
 
 
 def check_data(config: Config, data: DataFolder) -> None:
-    """ValueError if unit or vocabulary of the config and the data differ."""
+    """Raise ValueError if the config and the data do not match."""
     if config.batches.unit != data.unit:
         remedy = "with --bpe" if config.batches.unit == "bpe" else "without --bpe"
         raise ValueError(
@@ -112,12 +116,12 @@ def check_data(config: Config, data: DataFolder) -> None:
         not config.training.patience or "valid" in data.splits,
         "training.patience",
         config.training.patience,
-        f"needs a valid set, but {data.path} has none; prepare it with --valid",
+        f"needs a validation set, but {data.path} has none; prepare it with --valid",
     )
 
 
 def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:
-    """ValueError unless a run can start from these weights."""
+    """Raise ValueError unless a run can start from these weights."""
     codes, splitting = initial.codes(), initial.splitting()
     is_same = (
         initial.vocabulary().hash == data.vocabulary.hash
@@ -136,7 +140,7 @@ def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None
 
 
 def in_updates(config: Config, data: DataFolder) -> Config:
-    """The config with its length in updates, if `training.epochs` sets it in epochs."""
+    """Return the config with its length in updates, converted from `training.epochs` if set."""
     training = config.training
     if not training.epochs:
         return config
@@ -162,7 +166,7 @@ _SAME = "use the same command, data and packages in all processes"
 
 
 def check_processes(config: Config, data: DataFolder, process: Process) -> None:
-    """ValueError in all processes if their number does not fit, or their inputs differ."""
+    """Raise ValueError in all processes if their number is not supported or their inputs differ."""
     accumulation(config, process)  # raises if an update is not a whole number of batches
     is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
     require(
@@ -189,7 +193,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
-    """Lines with the size of each part of the model and the batches of an update."""
+    """Yield lines with the parameters of each part of the model and the batches of an update."""
     parts = config.params_by_part()
     width = max(map(len, parts))
     yield f"{config.name}: {config.num_params():,} parameters"
@@ -198,17 +202,17 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
     if config.training.tables == "sharded" and process.world_size > 1:
         rest = "; only the decoder is compiled" if config.training.compile else ""
-        yield f"each of {process.world_size} devices has its own rows of the tables{rest}"
+        yield f"the tables are sharded over {process.world_size} devices{rest}"
 
 
 def _update_line(config: Config, process: Process, block: int) -> str:
     tokens = tokens_per_batch(config, block)
-    number = f"{config.training.tokens_per_update:,} tokens per update"
+    size = f"{config.training.tokens_per_update:,} tokens per update"
     if not config.batches.blocks.has_one_length:
-        number = f"at most {number}, padding included,"
+        size = f"at most {size}, padding included,"
     blocks = f" ({tokens // block} x {block})" if tokens != config.batches.tokens else ""
     return (
-        f"{number} = {process.world_size} device(s) x {tokens:,} tokens{blocks} x "
+        f"{size} = {process.world_size} device(s) x {tokens:,} tokens{blocks} x "
         f"{accumulation(config, process, block)} accumulated"
     )
 
@@ -223,15 +227,15 @@ def open_run(
     other_text: bool,
     initial: Checkpoint | None,
 ) -> Run | None:
-    """Open a run for its next update; None if it is finished.
+    """Open a run for its next update. Return None if it is finished.
 
-    ValueError if it cannot be started or continued in this folder.
+    Raises ValueError if it cannot be started or continued in this folder.
     """
     resuming.check(folder, config, data, resume=resume, other_text=other_text)
     training = config.training
     log = Log(folder, training.max_updates, not process.is_first, training.tensorboard)
     # All processes read the folder before the first one changes it.
-    found = newest_good(folder, process, log.info) if resume else None
+    found = newest_valid(folder, process, log.info) if resume else None
     if found is not None and _is_finished(config, found):
         field = "max_updates" if found.update >= training.max_updates else "patience"
         log.info(
@@ -243,9 +247,9 @@ def open_run(
     if initial is not None and found is None:
         origin = origin_of(initial)
         process.require_same({"the initial weights": origin.weights}, _SAME)
-        process.let_first(partial(initial.verify, optimizer=False))
+        process.run_on_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
-    process.let_first(lambda: data.verify(*used))
+    process.run_on_first(lambda: data.verify(*used))
     process.require_shared(folder.path)
     done = found.update if found else 0
 
@@ -254,10 +258,10 @@ def open_run(
         for path in folder.set_aside(done) if found else ():
             log.info(f"moved the damaged checkpoint to {path}")
 
-    process.let_first(open_folder)
+    process.run_on_first(open_folder)
     for line in overview(config, process):
         log.info(line)
-    warnings = [ends_too_high(config)]
+    warnings = [high_end_warning(config)]
     if process.is_first and process.device.type == "cpu":
         flops = throughput.flops_left(config, data.vocabulary.counts, done)
         warnings += [throughput.slow_cpu_warning(flops, config.name), throughput.load_warning()]
@@ -271,21 +275,21 @@ def open_run(
         "over more devices with training.parallel=fsdp"
     )
     with explain_out_of_memory(remedy):
-        return begin(config, data, folder, process, log, found, initial)
+        return start(config, data, folder, process, log, found, initial)
 
 
-def newest_good(
+def newest_valid(
     folder: RunFolder, process: Process, warn: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest checkpoint that is not damaged, or None if the run has no checkpoints.
+    """Return the newest valid checkpoint, or None if the run has no checkpoints.
 
-    Each process verifies some of the files. ValueError in all processes if every checkpoint is
-    damaged, or if the processes do not see the same ones.
+    Each process verifies some of the files. Raises ValueError in all processes if every checkpoint
+    is damaged, or if the processes do not see the same ones.
     """
     found = folder.checkpoints()
     process.require_same(
         {"the checkpoints' updates": [checkpoint.update for checkpoint in found]},
-        "--out must be on a file system that all machines share",
+        "the run folder must be on a file system that all machines share",
     )
 
     def problem_here(checkpoint: Checkpoint) -> str:
@@ -296,13 +300,13 @@ def newest_good(
         return ""
 
     for checkpoint in found:
-        problem = next(filter(None, process.all_values(problem_here(checkpoint))), None)
+        problem = next(filter(None, process.all_gather(problem_here(checkpoint))), None)
         if problem is None:
             return checkpoint
         warn(f"{problem}; falling back to the previous checkpoint")
     if found:
         raise ValueError(
-            f"{folder.path}: none of its {len(found)} checkpoints can be read; restore one of "
+            f"{folder.path}: none of the {len(found)} checkpoints can be read; restore one of "
             "them, or remove the folder to train again"
         )
     return None
@@ -315,7 +319,7 @@ def _is_finished(config: Config, checkpoint: Checkpoint) -> bool:
     return checkpoint.update >= training.max_updates
 
 
-def begin(
+def start(
     config: Config,
     data: DataFolder,
     folder: RunFolder,
@@ -324,8 +328,8 @@ def begin(
     found: Checkpoint | None,
     initial: Checkpoint | None = None,
 ) -> Run:
-    """The run after the checkpoint `found`, or a new one with the weights of `initial` or random
-    ones."""
+    """Continue after the checkpoint `found`, or start a new run with the weights of `initial` or
+    random ones."""
     model = empty_model(config, data.vocabulary)
     weights = found or initial
     if weights is None:
@@ -381,13 +385,13 @@ def _require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the error means that a device or the host ran out of memory."""
+    """Return True if a device or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager
 def explain_out_of_memory(remedy: str) -> Iterator[None]:
-    """ValueError with this remedy if memory runs out."""
+    """Raise ValueError with this remedy if memory runs out."""
     try:
         yield
     except RuntimeError as error:
@@ -397,7 +401,7 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
 
 
 def remedy_for_updates(config: Config) -> str:
-    """Message for an update that does not fit into memory."""
+    """Return the message for an update that does not fit into memory."""
     tokens = config.batches.tokens
     remedy = (
         f"batches.tokens={tokens}: not enough memory for a batch of this size; lower it, for "
@@ -406,7 +410,7 @@ def remedy_for_updates(config: Config) -> str:
     )
     if config.training.recompute != "layer":
         remedy += (
-            "; or set training.recompute=layer, which needs far less memory and about a fifth more "
+            "; or set training.recompute=layer, which needs much less memory and about 20% more "
             "time"
         )
     return remedy

@@ -1,9 +1,9 @@
-"""SIGTERM and Ctrl-C as a request to stop after the current update.
+"""Handle SIGTERM and Ctrl-C as requests to stop after the current update.
 
 Under torchrun a process can receive the same request twice: from the terminal or the batch system,
-which signal all processes, and from torchrun, which forwards its own signal. There a second SIGTERM
-is ignored, and so is a second Ctrl-C right after the first. No message is printed either, because
-torchrun also sends SIGTERM when another process has failed.
+which signal all processes, and from torchrun, which forwards the signal it receives. With torchrun,
+a second SIGTERM is therefore ignored, and so is a second Ctrl-C right after the first. No message
+is printed, because torchrun also sends SIGTERM when another process has failed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _MESSAGE = (
 
 
 class StopSignal:
-    """A context in which a signal stops training.
+    """Context manager in which a signal stops training after the current update.
 
-    Until `arm` is called there is nothing to save, and a signal ends the program. After that the
-    first signal sets `is_requested` and prints a message; the second one ends the program at once.
-    A Python handler would have to wait for a running kernel, so with glibc the operating system
-    restores the default action when the first signal arrives.
+    Until `arm` is called, there is nothing to save and a signal ends the program. After that, the
+    first signal sets `is_requested` and prints a message; a second one ends the program
+    immediately. A Python handler would have to wait for a running kernel, so with glibc the
+    operating system restores the default action when the first signal arrives.
 
     With a custom handler or in an interactive session, the previous handler is called instead of
     ending the program.
@@ -50,13 +50,13 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.getsignal(number) for number in _SIGNALS}
         if self._is_alone:
-            self._end_at_once()
+            self._end_immediately()
         else:
             self.arm()
         return self
 
     def arm(self) -> None:
-        """Save before stopping from now on."""
+        """From now on, let the first signal only request a stop."""
         if self._is_armed:
             return
         self._is_armed = True
@@ -72,15 +72,15 @@ class StopSignal:
             return
         self.is_requested, self._requested_at = True, time.monotonic()
         if self._is_alone:
-            self._end_at_once()
+            self._end_immediately()
             _write(f"{_MESSAGE}\n")
 
-    def _end_at_once(self) -> None:
+    def _end_immediately(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if self._ends_program(number) else handler)
 
     def _ends_program(self, number: int) -> bool:
-        # Including ignored signals, as in background jobs of a script: they must be able to stop.
+        # Background jobs of a script ignore signals; training must still be able to stop.
         usual = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
         return self._before[number] in usual and not hasattr(sys, "ps1")
 
@@ -107,7 +107,7 @@ def _reset_when_delivered(number: int) -> None:
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    # Safe at any moment, because checkpoints are written atomically.
+    # Safe at any time, because checkpoints are written atomically.
     _write("zipflm: interrupted\n")
     os._exit(128 + number)
 

@@ -9,8 +9,8 @@ the optimizers skip the update there. The host reads the result one update later
 so it stays one update ahead of the device.
 
 For this reason a skipped update, which occasionally happens with float16, still uses up its batches
-and one step of the schedule. fairseq does not count skipped updates and has to wait for every
-update to know.
+and one step of the schedule. fairseq does not count skipped updates, so it has to wait for the
+result of every update.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _SCALE_WINDOW = 2000
 
 
 class Scorer(nn.Module):
-    """`LanguageModel.nll_sum` as a forward, as DDP and FSDP need it. Given a decoder state, it also
-    returns the state after the words."""
+    """Module whose forward is `LanguageModel.nll_sum`, for DDP and FSDP. Given a decoder state, it
+    also returns the state after the words."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class Scorer(nn.Module):
             return self.model.nll_sum(words, targets, scored)
         hidden_BTD, after = self.model.decoder(self.model.input(words), state)
         nll = self.model.output.nll_sum(hidden_BTD, targets, scored)
-        return nll, tuple(each.detach() for each in after)
+        return nll, tuple(tensor.detach() for tensor in after)
 
 
 class LossScale:
-    """The loss scale of float16: halved when gradients overflow, doubled after 2000 updates without
-    an overflow. Other precisions use 1."""
+    """The loss scale for float16: halved when gradients overflow, doubled after 2000 updates
+    without an overflow. Other precisions use 1."""
 
     def __init__(self, is_used: bool, device: torch.device) -> None:
         self._is_used = is_used
@@ -83,11 +83,11 @@ class LossScale:
         self.num_good.copy_(torch.where(grows, 0.0, num_good))
 
     def dump(self) -> tuple[float, float] | None:
-        """The scale and the number of good updates in a row; None if scaling is off."""
+        """Return the scale and the number of good updates in a row, or None if scaling is off."""
         return (self.value.item(), self.num_good.item()) if self._is_used else None
 
     def load(self, saved: tuple[float, float] | None) -> None:
-        """Restore what `dump` returned. None, after a change of precision, keeps the default."""
+        """Restore the result of `dump`. None keeps the default, for runs that change precision."""
         if self._is_used and saved is not None:
             self.value.fill_(saved[0])
             self.num_good.fill_(saved[1])
@@ -112,7 +112,7 @@ class UpdateResult(NamedTuple):
 
 @dataclass
 class Learner:
-    """The model with everything an update needs."""
+    """The model, its optimizers and the other state that an update needs."""
 
     model: LanguageModel
     scorer: nn.Module
@@ -133,7 +133,7 @@ class Learner:
 
     @property
     def compiled(self) -> bool | None:
-        """Whether all training so far ran compiled; None if compilation is off."""
+        """True if all training so far ran compiled; None if compilation is off."""
         return None if self.compilation is None else self.compilation.is_complete
 
     @property
@@ -148,10 +148,10 @@ def build_learner(
     ends_word: Tensor | None = None,
     fill: Callable[[], None] | None = None,
 ) -> Learner:
-    """Move a model to its device and add everything that trains it.
+    """Move a model to its device and create everything needed to train it.
 
-    A model on the meta device is allocated there and initialised by `fill`. `ends_word` [V] marks
-    the ids that end a word; by default all do.
+    A model on the meta device is allocated on the device and initialized by `fill`. `ends_word` [V]
+    marks the ids that end a word; by default all do.
     """
     training = config.training
     model.decoder.set_recompute(training.recompute)
@@ -168,7 +168,7 @@ def build_learner(
         )
     accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
 
-    def place() -> None:
+    def move() -> None:
         if fill is None:
             model.to(process.device)
             return
@@ -176,7 +176,7 @@ def build_learner(
         fill()
 
     policy = parallel.sharded_precision(training.dtype, accumulates)
-    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, place, tables)
+    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, move, tables)
     return Learner(
         model=model,
         scorer=wrapped,
@@ -193,7 +193,7 @@ def build_learner(
 
 
 def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
-    """Run one update on its micro-batches; return an `UpdateResult` as a tensor on the device.
+    """Run one update on its micro-batches. Return an `UpdateResult` as a tensor on the device.
 
     `stop` tells the other processes to stop; it can be a tensor [1] on the device.
     """
@@ -213,7 +213,7 @@ def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = Fal
 
 
 def forward(learner: Learner, batch: Batch, *state: States) -> Any:
-    """The summed nll of a micro-batch, and the new state if one is given."""
+    """Return the summed nll of a micro-batch, and the new state if one is given."""
     with autocast(learner.precision, learner.process.device):
         return learner.scorer(batch.inputs, batch.targets, batch.scored, *state)
 
@@ -224,26 +224,28 @@ def backward(learner: Learner, nll: Tensor) -> None:
 
 
 def sums_of(learner: Learner, batch: Batch, nll: Tensor) -> Tensor:
-    """nll, tokens and words of a micro-batch, for `apply_gradients`."""
+    """Return nll, tokens and words of a micro-batch, for `apply_gradients`."""
     ends = batch.scored
     if learner.ends_word is not None:
         ends = ends & learner.ends_word[batch.targets]
     dtype = dtype_of_sums(nll.device)
-    return torch.stack([each.to(dtype) for each in (nll.detach(), batch.scored.sum(), ends.sum())])
+    return torch.stack(
+        [value.to(dtype) for value in (nll.detach(), batch.scored.sum(), ends.sum())]
+    )
 
 
 @torch.no_grad()
 def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False) -> Tensor:
-    """Divide, clip and apply the gradients; `sums` [3] is the total of `sums_of`."""
+    """Divide, clip and apply the gradients. `sums` [3] is the total of `sums_of`."""
     if not isinstance(stop, Tensor):
         # Filling does not wait for the device, unlike copying a new tensor.
         stop = torch.full_like(sums[:1], float(stop))
     totals = torch.cat([sums, stop])
-    nll, tokens, words, stops = learner.process.add_up(totals)
+    nll, tokens, words, stops = learner.process.all_reduce(totals)
     for table in sparse_tables(learner.model):
         if table.grad is not None:
             # The mean over processes, as DDP computes it for the other gradients.
-            sums_of_rows = learner.process.add_up(table.grad.coalesce()).coalesce()
+            sums_of_rows = learner.process.all_reduce(table.grad.coalesce()).coalesce()
             table.grad = sums_of_rows / learner.process.world_size
     if learner.tables:
         # These are sums over processes; average them like the others.
@@ -262,22 +264,22 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
 
 
 def _norm(grads: Sequence[Tensor]) -> Tensor:
-    """Norm of all gradients, counting every element once over all processes."""
-    each = [grad._values() if grad.is_sparse else grad for grad in grads]
-    kinds = [[g for g in each if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
+    """Return the norm of all gradients, counting every element once over all processes."""
+    dense = [grad._values() if grad.is_sparse else grad for grad in grads]
+    kinds = [[g for g in dense if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
     norms = [torch.nn.utils.get_total_norm(kind, foreach=True) for kind in kinds if kind]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
 
 
 class ResultReader:
-    """Copies results to the host asynchronously; each is read when the next one is sent."""
+    """Copies results to the host asynchronously. A result is read when the next one is sent."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def send(self, result: Tensor) -> list[UpdateResult]:
-        """Start copying this result; return the previous one, if any."""
+        """Start copying this result. Return the previous one, if any."""
         arrived = self.drain()
         host = torch.empty_like(result, device="cpu", pin_memory=result.is_cuda)
         host.copy_(result, non_blocking=True)
@@ -289,7 +291,7 @@ class ResultReader:
         return arrived
 
     def drain(self) -> list[UpdateResult]:
-        """Wait for the result that is still being copied, if any."""
+        """Wait for the result that is still being copied and return it, if any."""
         if self._pending is None:
             return []
         host, event = self._pending

@@ -1,6 +1,6 @@
 """The endless stream of training batches, with a position that can be saved.
 
-The batches of all epochs form one sequence, and the processes take them in turns. An update
+The batches of all epochs form one sequence, which is divided over the processes in order. An update
 therefore has the same batches for any number of processes, even across the end of an epoch. When
 the block length changes, training continues after the same fraction of the epoch.
 """
@@ -24,7 +24,7 @@ from zipflm.training.distributed import Process
 
 
 def block_at(config: Config, update: int) -> int:
-    """The block length after `update` updates."""
+    """Return the block length after `update` updates."""
     for end, block in config.training.stages:
         if update < round(end * config.training.max_updates):
             return block
@@ -32,39 +32,39 @@ def block_at(config: Config, update: int) -> int:
 
 
 def blocks_of(config: Config) -> list[int]:
-    """The block lengths of a run, in order."""
+    """Return the block lengths of a run, in order."""
     stages = config.training.stages
     is_staged_throughout = bool(stages) and stages[-1][0] == 1
     return [block for _, block in stages] + ([] if is_staged_throughout else [config.batches.block])
 
 
 def accumulation(config: Config, process: Process, block: int | None = None) -> int:
-    """Number of batches that each process accumulates for an update.
+    """Return the number of batches that each process accumulates for an update.
 
-    ValueError unless it is a whole number for every block length of the run.
+    Raises ValueError unless it is a whole number for every block length of the run.
     """
-    wanted = config.training.tokens_per_update
-    at_once = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
-    if wanted % (common := math.lcm(*at_once.values())):
-        short = next(b for b, tokens in at_once.items() if wanted % tokens)
+    requested = config.training.tokens_per_update
+    per_step = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
+    if requested % (common := math.lcm(*per_step.values())):
+        short = next(b for b, tokens in per_step.items() if requested % tokens)
         batch = _describe_batch(config, short)
-        nearest = max(round(wanted / common), 1) * common
+        nearest = max(round(requested / common), 1) * common
         raise ValueError(
-            f"training.tokens_per_update={wanted}: not a multiple of the {at_once[short]} tokens "
-            f"that {process.world_size} device(s) x {batch} process at once; use "
+            f"training.tokens_per_update={requested}: not a multiple of the {per_step[short]} "
+            f"tokens that {process.world_size} device(s) x {batch} process at once; use "
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
     return _batches_per_update(config, block or config.batches.block) // process.world_size
 
 
 def tokens_per_batch(config: Config, block: int) -> int:
-    """Tokens in a batch: whole blocks, or the maximum for sentences."""
+    """Return the number of tokens in a batch: whole blocks, or the maximum for sentences."""
     tokens = config.batches.tokens
     return tokens // block * block if config.batches.blocks.has_one_length else tokens
 
 
 def _batches_per_update(config: Config, block: int) -> int:
-    """Over all processes."""
+    """Return the number of batches per update, over all processes."""
     return config.training.tokens_per_update // tokens_per_batch(config, block)
 
 
@@ -76,7 +76,7 @@ def _describe_batch(config: Config, block: int) -> str:
 
 
 class Stream:
-    """Training batches of this process, from a position on, epoch after epoch."""
+    """Endless training batches for this process, starting at a position."""
 
     def __init__(
         self, config: Config, tokens: Tokens, process: Process, place: Place, block: int
@@ -90,7 +90,7 @@ class Stream:
         self._total = share.num_batches
         self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
         if self._config.batches.break_mode == "stream":
-            # An update starts with the first group of rows, even after a change of its size.
+            # An update starts with the first group of rows, even if its size has changed.
             self._consumed -= self._consumed % _batches_per_update(self._config, block)
         loader = Loader(
             share,
@@ -106,7 +106,7 @@ class Stream:
 
     @property
     def is_at_start(self) -> bool:
-        """Whether the next batch is the first of an epoch."""
+        """True if the next batch is the first of an epoch."""
         return self._consumed % self._total == 0
 
     @property
@@ -121,13 +121,13 @@ class Stream:
             self._open(self.place, block)
 
     def next(self) -> Batch:
-        """The next batch of this process. Every other process takes one, too."""
+        """Return the next batch of this process. All processes must call this equally often."""
         self._consumed += self._process.world_size
         return next(self._batches)
 
     def next_update(self) -> list[Batch]:
-        number = accumulation(self._config, self._process, self.block)
-        return [self.next() for _ in range(number)]
+        num_batches = accumulation(self._config, self._process, self.block)
+        return [self.next() for _ in range(num_batches)]
 
     def close(self) -> None:
         """Stop the loader's thread."""
@@ -149,16 +149,16 @@ class _Share(Batches):
         )
         self._offset, self._stride = process.rank, process.world_size
         self._num_rows = config.batches.tokens // block
-        self._is_filled_up = config.training.compile and config.batches.blocks.has_one_length
+        self._is_padded = config.training.compile and config.batches.blocks.has_one_length
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """An endless iterator; `start` counts the batches of all processes since `epoch` began."""
+        """Yield batches endlessly. `start` counts batches of all processes from `epoch` on."""
         first = epoch * self.num_batches + start + self._offset
         for batch in self.numbered(count(first, self._stride)):
-            yield self._full(batch) if self._is_filled_up else batch
+            yield self._pad(batch) if self._is_padded else batch
 
-    def _full(self, batch: Batch) -> Batch:
-        """Pad the last batch of an epoch: every new shape would compile the model again."""
+    def _pad(self, batch: Batch) -> Batch:
+        """Pad the last batch of an epoch: a new shape would compile the model again."""
         rows = self._num_rows - batch.words.shape[0]
         columns = self.blocks.block - batch.words.shape[1]
         if rows == columns == 0:

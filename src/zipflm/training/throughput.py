@@ -23,13 +23,13 @@ _PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 _LONG = 3600.0
 """Warn about runs on a CPU that take more seconds than this."""
 _SHARE_OF_PEAK = 0.25
-"""Speed of training relative to a matrix product. A rough guess: models of `tiny` and `demo`
+"""Speed of training relative to a matrix product. A rough estimate: models of `tiny` and `demo`
 reached 0.08 to 0.24 with one thread on a busy machine."""
 _SIDE = 1024
 
 
 def device_name(device: torch.device) -> str:
-    """Model name of a GPU or of this machine's CPU."""
+    """Return the model name of a GPU or of this machine's CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -41,7 +41,7 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Peak bfloat16 operations per second of a GPU, if known."""
+    """Return the peak bfloat16 FLOP/s of a GPU, or None if unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -49,7 +49,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) -> float:
-    """Operations to train on one token; `counts` [V] are the word frequencies."""
+    """Return the FLOPs to train on one token. `counts` [V] are the word frequencies."""
     total = max(int(counts.sum()), 1)
 
     def share(first: int, end: int) -> float:
@@ -60,7 +60,7 @@ def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) 
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory of the GPU or of this process, in bytes."""
+    """Return the peak memory of the GPU or of this process, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -82,17 +82,17 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def flops_left(config: Config, counts: NDArray[np.int64], done: int = 0) -> float:
-    """Operations of the remaining updates; `counts` [V] are the word frequencies."""
+    """Return the FLOPs of the remaining updates. `counts` [V] are the word frequencies."""
     training = config.training
     left = max(training.max_updates - done, 0) * training.tokens_per_update
     return left * flops_per_token(config, counts, config.batches.block)
 
 
-def slow_cpu_warning(operations: float, name: str) -> str | None:
-    """A warning if training would take more than an hour on a CPU; None otherwise."""
+def slow_cpu_warning(flops: float, name: str) -> str | None:
+    """Return a warning if training would take more than an hour on a CPU; None otherwise."""
     if torch.cuda.is_available():
         return None
-    seconds = operations / (_SHARE_OF_PEAK * cpu_speed())
+    seconds = flops / (_SHARE_OF_PEAK * cpu_speed())
     if seconds < _LONG:
         return None
     return (
@@ -102,7 +102,7 @@ def slow_cpu_warning(operations: float, name: str) -> str | None:
 
 
 def load_warning() -> str | None:
-    """A warning if other processes keep the CPU busy; None otherwise."""
+    """Return a warning if other processes keep the CPU busy; None otherwise."""
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy <= cores:
         return None
@@ -113,7 +113,7 @@ def load_warning() -> str | None:
 
 
 def training_speed(device: torch.device, precision: str) -> float:
-    """A rough estimate of operations per second in training, from the speed of a matrix product."""
+    """Estimate the FLOP/s of training from the speed of a matrix product."""
     if device.type == "cuda":
         return _SHARE_OF_PEAK * _matmul_speed(8 * _SIDE, device, getattr(torch, precision))
     return _SHARE_OF_PEAK * cpu_speed()
@@ -121,7 +121,7 @@ def training_speed(device: torch.device, precision: str) -> float:
 
 @cache
 def cpu_speed() -> float:
-    """Operations per second of a matrix product on this CPU, the best of a few."""
+    """Return the best measured FLOP/s of a matrix product on this CPU."""
     return _matmul_speed(_SIDE, torch.device("cpu"), torch.float32)
 
 
@@ -137,7 +137,7 @@ def _matmul_speed(side: int, device: torch.device, dtype: torch.dtype) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A rounded duration.
+    """Format a rounded duration.
 
     >>> [format_duration(seconds) for seconds in (7, 70, 400, 6_000, 400_000, 4e6)]
     ['10 seconds', '1 minute', '7 minutes', '1.7 hours', '110 hours', '46 days']

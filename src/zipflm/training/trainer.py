@@ -38,22 +38,22 @@ def train(
     whole_validation: bool = True,
     initial: Checkpoint | None = None,
 ) -> bool:
-    """Train a run in the folder `out`; return False if a signal stopped it before its end.
+    """Train a run in the folder `out`. Return False if a signal stopped it before it was complete.
 
-    With `resume` the run continues from its newest good checkpoint, with `other_text` also on
-    another training text. The newest `keep` checkpoints (0: all) and the best one are kept. All
-    processes stop if one of them does not answer for `stall_seconds`. Without `whole_validation`,
-    validation scores only the part of the valid set for the learning curve. A new run starts from
-    the weights of `initial`, if given.
+    With `resume`, the run continues from its newest valid checkpoint; `other_text` allows a
+    different training text. The newest `keep` checkpoints (0: all) and the best one are kept. All
+    processes stop if one of them makes no progress for `stall_seconds` seconds. Without
+    `whole_validation`, validation scores only the sample used for the learning curve. A new run
+    starts from the weights of `initial`, if given.
 
-    ValueError or OSError if the input is invalid; saved checkpoints stay intact.
+    Raises ValueError or OSError if the input is invalid. Saved checkpoints stay intact.
     """
     config = setup.checked(config, data, initial)
     folder = RunFolder(out)
     with (
         distributed.started(device, stall_seconds) as process,
         StopSignal(is_alone=process.world_size == 1) as stop,
-        process.held_by_first(folder.lock()),
+        process.enter_on_first(folder.lock()),
     ):
         setup.check_processes(config, data, process)
         run = setup.open_run(
@@ -74,13 +74,14 @@ def train(
 
 def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
-    # Several processes stop together, after an update that tells all of them.
+    # Several processes exchange stop requests during an update, so they all stop after the same
+    # one.
     is_alone = run.process.world_size == 1
     updates, results = Updates(run.learner, run.config), step.ResultReader()
     batches: list[Batch] = []
-    run.log.begin(run.update)
+    run.log.start(run.update)
     tally.resume()
-    while run.update < training.max_updates and not tally.stop and not run.stops_early:
+    while run.update < training.max_updates and not tally.stop and not run.should_stop_early:
         if is_alone and (stop.is_requested or run.log.output_closed):
             break
         _use_block(run, block_at(run.config, run.update))
@@ -99,42 +100,42 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         stop_if_bad(run, saver, previous)
 
         is_last = run.update == training.max_updates
-        reports = is_last or _is_due(run.update, training.report_every) or run.update == 1
-        validates = is_last or _is_due(run.update, training.validate_every)
-        saves = is_last or _is_due(run.update, training.checkpoint_every)
-        if not (reports or validates or saves):
+        should_report = is_last or _is_due(run.update, training.report_every) or run.update == 1
+        should_validate = is_last or _is_due(run.update, training.validate_every)
+        should_save = is_last or _is_due(run.update, training.checkpoint_every)
+        if not (should_report or should_validate or should_save):
             continue
         tally.add(results.drain())
         tally.pause()
         saver.prune_if_proven(tally.last_good)
         stop_if_bad(run, saver, batches)
-        if reports:
+        if should_report:
             run.log.report(_report(run, rate))
         valid = None
-        if validates:
+        if should_validate:
             # Early stopping counts validations, so none can be cancelled.
             can_cancel = is_alone and not is_last and not training.patience
             cancelled = (lambda: stop.is_requested) if can_cancel else (lambda: False)
-            valid = validate(run, whole=saves, is_cancelled=cancelled)
-            if run.stops_early and not reports:
+            valid = validate(run, whole=should_save, is_cancelled=cancelled)
+            if run.should_stop_early and not should_report:
                 run.log.report(_report(run, rate))
-        if saves or (validates and run.saves_now):
-            saver.save(valid, must=is_last or run.stops_early)
+        if should_save or (should_validate and run.should_save):
+            saver.save(valid, required=is_last or run.should_stop_early)
         tally.resume()
     tally.pause()
     tally.add(results.drain())
     saver.prune_if_proven(tally.last_good)
     saver.wait()
     if saver.newest < run.update:
-        saver.save(None, must=True)
-    return _is_complete(run)
+        saver.save(None, required=True)
+    return _finish(run)
 
 
-def _is_complete(run: Run) -> bool:
-    """Whether the run is complete; prints a message if it stopped before `max_updates`."""
+def _finish(run: Run) -> bool:
+    """Return True if the run is complete. Prints a message if it stopped before `max_updates`."""
     if run.update >= run.config.training.max_updates:
         return True
-    if run.stops_early:
+    if run.should_stop_early:
         run.log.info(
             f"stopped early after update {run.update}: {run.since_best} validations without a "
             "lower loss; use --checkpoint best for the best weights"
@@ -163,7 +164,8 @@ def _next_batches(run: Run) -> list[Batch]:
 
 
 def _use_block(run: Run, block: int) -> None:
-    """Set the block length. A carried state ends with the epoch or if the length changes."""
+    """Set the block length. The carried state is reset at each epoch and recreated when the length
+    changes."""
     learner = run.learner
     if block != run.stream.block:
         run.stream.use_block(block)
@@ -177,7 +179,8 @@ def _compiling(run: Run) -> AbstractContextManager[None]:
     if run.learner.compilation is None or run.stream.block in run.compiled_blocks:
         return nullcontext()
     run.compiled_blocks.add(run.stream.block)
-    line = f"compiling the model for blocks of {run.stream.block}, which can take minutes"
+    blocks = f"blocks of {run.stream.block} tokens"
+    line = f"compiling the model for {blocks}; this can take several minutes"
     return run.log.status("compiling", line)
 
 
@@ -188,7 +191,7 @@ def _report(run: Run, rate: float) -> Report:
     seconds_per_update = elapsed / max(since.updates, 1)
     updates_left = config.training.max_updates - run.update
     # Scoring a token takes about a third of the time of training on it.
-    guess = seconds_per_update / config.training.tokens_per_update / 3
+    estimate = seconds_per_update / config.training.tokens_per_update / 3
     first = run.learner.optimizers[0].param_groups[0]
     return Report(
         update=run.update,
@@ -205,7 +208,7 @@ def _report(run: Run, rate: float) -> Report:
         skipped=tally.skipped,
         block=run.stream.block,
         memory=throughput.peak_memory(device),
-        seconds_left=updates_left * seconds_per_update + seconds_left(run, guess),
+        seconds_left=updates_left * seconds_per_update + seconds_left(run, estimate),
         flop_utilisation=_flop_utilisation(run, since.tokens / elapsed),
         compiled=run.learner.compiled,
         compile_seconds=tally.compile_seconds,
@@ -214,7 +217,7 @@ def _report(run: Run, rate: float) -> Report:
 
 
 def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
-    """Fraction of the peak speed of the devices, if known."""
+    """Return the fraction of the devices' peak FLOP/s, or None if unknown."""
     peak = throughput.peak_flops(run.process.device)
     if peak is None:
         return None

@@ -1,4 +1,4 @@
-"""Validation during training: a fixed part of the valid set often, all of it when saving."""
+"""Validation during training: on a fixed sample, and on the whole set when saving."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from zipflm.training import parallel
 from zipflm.training.setup import Run
 
 _STRETCHES = 16
-"""Number of stretches that make up a part of the valid set."""
+"""Number of contiguous stretches in a sample of the validation set."""
 _TRAINED_PER_SCORED = 4
 """Minimum number of tokens trained on per word scored. Scoring costs a third of training, so
-validation takes a tenth of the time or less."""
+validation takes less than a tenth of the time."""
 _MIN_WORDS = 2_000
 
 
@@ -35,11 +35,11 @@ class _Cancelled(Exception):
 def validate(
     run: Run, *, whole: bool, is_cancelled: Callable[[], bool] = lambda: False
 ) -> Validation | None:
-    """Score and report a part of the valid set and, if `whole`, all of it.
+    """Score and report a sample of the validation set and, if `whole`, all of it.
 
     Returns the result on the whole set, or None if it was not scored, does not exist, or
-    `is_cancelled` returned True meanwhile. Checkpoints are compared on the whole set; learning
-    curves use the part, which is always the same.
+    `is_cancelled` returned True during scoring. Checkpoints are compared on the whole set; learning
+    curves use the sample, which is always the same.
     """
     if "valid" not in run.data.splits:
         return None
@@ -60,19 +60,21 @@ def validate(
 def _validate(run: Run, whole: bool) -> Validation | None:
     tokens = run.data.tokens("valid")
     share = _share(run)
-    part = part_of(tokens, share, run.data.ends_word)
-    is_all = part is tokens
-    result = _report(run, part, 1.0 if is_all else share)
+    sample = sample_of(tokens, share, run.data.ends_word)
+    is_all = sample is tokens
+    result = _report(run, sample, 1.0 if is_all else share)
     run.record_validation(result.nats_per_word)
     if is_all:
         return result
-    needs_all = run.whole_validation and (whole or run.saves_now)
+    needs_all = run.whole_validation and (whole or run.should_save)
     return _report(run, tokens, 1.0) if needs_all else None
 
 
-def seconds_left(run: Run, guess: float) -> float:
-    """Estimated time of the remaining validations; `guess` is the time per word before the first
-    one was measured."""
+def seconds_left(run: Run, estimate: float) -> float:
+    """Estimate the time of the remaining validations.
+
+    `estimate` is the time per word to use before the first validation.
+    """
     training = run.config.training
     if "valid" not in run.data.splits:
         return 0.0
@@ -84,20 +86,20 @@ def seconds_left(run: Run, guess: float) -> float:
     scored = (passes(training.validate_every) + 1) * share
     if share < 1 and run.whole_validation:
         scored += passes(math.lcm(training.validate_every, training.checkpoint_every)) + 1
-    seconds = run.seconds_per_scored_word or guess
+    seconds = run.seconds_per_scored_word or estimate
     return scored * run.data.split("valid").words * seconds
 
 
 def _share(run: Run) -> float:
-    """Fraction of the valid set that a validation scores."""
+    """Return the fraction of the validation set in the sample."""
     training = run.config.training
     trained = (training.validate_every or training.max_updates) * training.tokens_per_update
-    most = max(_MIN_WORDS, trained / _TRAINED_PER_SCORED)
-    return min(training.validate_share, most / run.data.split("valid").words)
+    max_words = max(_MIN_WORDS, trained / _TRAINED_PER_SCORED)
+    return min(training.validate_share, max_words / run.data.split("valid").words)
 
 
-def part_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tokens:
-    """About this share of the words, in stretches spread evenly over the text.
+def sample_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tokens:
+    """Return about this share of the words, in stretches spread evenly over the text.
 
     The words are the same for word and sub-word models. `ends_word` [V] marks the ids that end one.
     """
@@ -158,7 +160,7 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
             batches, process.device, finds_unique_tokens=run.config.input.spells_words
         ).epoch(0)
         sums = score_sums(nll, loaded, process.device, ends_word)
-    own = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
-    own = own.to(process.device, dtype_of_sums(process.device))
-    total, num_tokens, num_words = process.add_up(own).tolist()
+    local = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
+    local = local.to(process.device, dtype_of_sums(process.device))
+    total, num_tokens, num_words = process.all_reduce(local).tolist()
     return Sums(total, int(num_tokens), int(num_words))
