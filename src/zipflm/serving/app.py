@@ -177,7 +177,7 @@ class Service:
         scored: dict[int, Scored] = {}
         for _ in scoring.texts:
             event = await job.next()
-            scored[event.index] = event
+            scored[event.text_index] = event
         return await _json(lambda: scoring.response(scored))
 
     async def completions(self, request: CompletionRequest, jobs: Jobs) -> Response:
@@ -197,7 +197,7 @@ class Service:
             if scoring is not None:
                 for _ in documents:
                     scored = await scoring.next()
-                    completion.add_scores(scored.index, scored.scores)
+                    completion.add_scores(scored.text_index, scored.scores)
             yield completion.first_chunks()
             while generating is not None and not completion.is_complete:
                 index, delta = await generating.next()

@@ -60,7 +60,7 @@ class Job(Generic[_T]):
 class Scored(NamedTuple):
     """Scores of one text of a request."""
 
-    index: int
+    text_index: int
     """Index of the text in the request."""
     scores: DocumentScores
     searched: list[list[LikelyWord]]
@@ -70,5 +70,5 @@ class Scored(NamedTuple):
 class Generated(NamedTuple):
     """New tokens of one text of a request."""
 
-    index: int
+    text_index: int
     delta: Delta
