@@ -7,7 +7,7 @@ Each process has its own tokens and its own rows of every table.
               Projections are replicated and applied afterwards, so only narrow vectors travel.
     Output    Hidden vectors, projected to the width of a band, are gathered. Each process computes
               log-sum-exps over its own rows and the logits of the targets it owns
-              (`kernels.linear_nll_part`); two numbers per token and process go back to the token's
+              (`kernels.linear_nll_shard`); two numbers per token and process go back to the token's
               process, which computes nll from them.
 
 The backward pass is the transpose. It gives each process the complete gradient of its own rows over
@@ -47,7 +47,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from zipflm.kernels import Impl, Rows, autocast, linear_nll_sum, statistics_dtype
-from zipflm.kernels.linear_nll_part import part_gradients, part_statistics
+from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
@@ -243,7 +243,7 @@ class _Nll(torch.autograd.Function):
         weight_VE = weights[0] if len(weights) == 1 else torch.cat(weights)
         num_tokens, padded = len(hidden_NE), len(targets_A) // shards.size
         hidden_AE = shards.gather(_pad(hidden_NE, padded))
-        statistics = part_statistics(hidden_AE, weight_VE, targets_A, active_A, impl, rows=rows)
+        statistics = shard_statistics(hidden_AE, weight_VE, targets_A, active_A, impl, rows=rows)
         lse_PM, target_PM = shards.all_to_all(
             torch.stack([each.view(shards.size, padded) for each in statistics], dim=1)
         ).unbind(1)
@@ -263,7 +263,7 @@ class _Nll(torch.autograd.Function):
         (num_tokens, sizes), (shards, impl, rows) = ctx.sizes, ctx.options
         hidden_AE, weight_VE, targets_A, active_A, lse_A = ctx.saved_tensors
         grad_A = shards.gather(_pad(grad_N, len(lse_A) // shards.size))
-        d_hidden_AE, d_weight_VE = part_gradients(
+        d_hidden_AE, d_weight_VE = shard_gradients(
             grad_A, hidden_AE, weight_VE, targets_A, active_A, lse_A, impl, rows=rows
         )
         d_hidden_NE = shards.reduce_scatter(d_hidden_AE)[:num_tokens]
