@@ -135,7 +135,7 @@ def _as_integer(name: str, value: object) -> int:
             return index(value)  # type: ignore[arg-type]
         except TypeError:
             pass
-    raise ValueError(f"{name}={quoted(value)}: expected a whole number")
+    raise ValueError(f"{name}={quoted(value)}: expected an integer")
 
 
 def _as_integers(cutoffs: Iterable[int]) -> tuple[int, ...]:
