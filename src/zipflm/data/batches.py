@@ -131,12 +131,12 @@ class Batch:
 
 def unique_tokens(words_BT: Tensor, least: int = 0) -> UniqueTokens:
     """Return the distinct words of a text, padded to one of a few sizes, at least `least`."""
-    ids, places_BT = torch.unique(words_BT, return_inverse=True)
+    ids, indices_BT = torch.unique(words_BT, return_inverse=True)
     size = least
     if len(ids) > least:
         step = -(-words_BT.numel() // _UNIQUE_SIZES)
         size = math.ceil(_UNIQUE_MARGIN * len(ids) / step) * step
-    return UniqueTokens(torch.cat([ids, ids[-1:].expand(size - len(ids))]), places_BT)
+    return UniqueTokens(torch.cat([ids, ids[-1:].expand(size - len(ids))]), indices_BT)
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
