@@ -373,7 +373,7 @@ class _Active(NamedTuple):
     """Rows reordered so that active ones come first, without a host synchronization."""
 
     order_N: Tensor
-    count: Tensor
+    num_active: Tensor
     """Number of active rows, [1]."""
     hidden_NE: Tensor
 
@@ -421,7 +421,7 @@ def _run_rows(
     mean_SRE = torch.empty(*lse_SR.shape, width if with_mean else 0, device=device)
     sizes = len(weight_VE), width
     rows_kernel[(programs,)](
-        *(hidden_NE, weight_VE, active.count, lse_SR, mean_SRE, *sizes),
+        *(hidden_NE, weight_VE, active.num_active, lse_SR, mean_SRE, *sizes),
         WITH_MEAN=with_mean,
         **meta,
     )
@@ -431,7 +431,7 @@ def _run_rows(
     d_hidden_NE = torch.empty_like(hidden_NE if with_mean else mean_SRE[0, :0])
     if num_rows:
         combine_kernel[(triton.cdiv(num_rows, _COMBINED_ROWS),)](
-            *(lse_SR, mean_SRE, hidden_NE, weight_VE, active.order_N, active.count, targets_N),
+            *(lse_SR, mean_SRE, hidden_NE, weight_VE, active.order_N, active.num_active, targets_N),
             *(nll_N if grad_N is None else grad_N, nll_N if full_lse_N is None else full_lse_N),
             *(nll_N, lse_N, d_hidden_NE, num_rows, *sizes, programs),
             ROWS=meta["ROWS"],
@@ -462,7 +462,7 @@ def _weight_gradient(
     weight_gradient_kernel[(triton.cdiv(len(weight_VE), meta["WORDS"]),)](
         *(hidden_NE, weight_VE, targets_N[order_N], lse_N),
         lse_N if grad_N is None else grad_N[order_N],
-        *(d_weight_VE, active.count, *weight_VE.shape),
+        *(d_weight_VE, active.num_active, *weight_VE.shape),
         WITH_GRAD=grad_N is not None,
         **meta,
     )
