@@ -82,7 +82,7 @@ def fit(measured: dict[Layer, float], tokens: int) -> Costs:
 
 
 def _least_squares(rows: list[tuple[float, float]], measured: dict[Layer, float]) -> np.ndarray:
-    """Minimise relative errors, so that small layers count as much as large ones."""
+    """Minimize relative errors, so that small layers count as much as large ones."""
     matrix = np.array(rows) / np.array(list(measured.values()))[:, None]
     scale = matrix.max(axis=0)
     return np.linalg.lstsq(matrix / scale, np.ones(len(rows)), rcond=None)[0] / scale

@@ -3,8 +3,8 @@
     python benchmarks/busy_machine.py --data DATA [--presets tiny/ADP-T] [-- key=value ...]
 
 DATA is a folder made by `zipflm prepare`. Each row trains with one setting of the environment;
-"default" is torch's behaviour, "zipflm" the package's default. Neighbours are processes in an
-endless loop: none, one, or one per core.
+"default" is torch's behavior, "zipflm" the package's default. Neighbors are processes in an endless
+loop: none, one, or one per core.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def neighbours(count: int) -> Iterator[None]:
 def tokens_per_second(
     preset: str, data: Path, overrides: list[str], environment: dict[str, str]
 ) -> float:
-    """The median over the reports of a training run, except the first."""
+    """Return the median over all reports of a training run except the first."""
     inherited = {name: value for name, value in os.environ.items() if name not in OPENMP}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "zipflm", "train", preset, "--device", "cpu"]

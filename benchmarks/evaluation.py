@@ -27,14 +27,14 @@ from zipflm.settings import override
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
-def random_text(vocab_size: int, number: int) -> TokenArray:
-    """Ids drawn by a power law."""
-    ids = np.random.default_rng(0).zipf(1.3, number) % vocab_size
-    return TokenArray(ids.astype(np.int64), np.array([0, number]))
+def random_text(vocab_size: int, length: int) -> TokenArray:
+    """Draw ids from a Zipf distribution."""
+    ids = np.random.default_rng(0).zipf(1.3, length) % vocab_size
+    return TokenArray(ids.astype(np.int64), np.array([0, length]))
 
 
 def evaluation(model: LanguageModel, batches: Batches, device: str, precision: Precision) -> float:
-    """Tokens per second of `score`."""
+    """Return the tokens per second of `score`."""
     ends_word = np.ones(model.config.vocab_size, dtype=np.bool_)
     start = time.perf_counter()
     scores = score(model, batches, device=device, ends_word=ends_word, precision=precision)
@@ -44,7 +44,7 @@ def evaluation(model: LanguageModel, batches: Batches, device: str, precision: P
 def training_forward(
     model: LanguageModel, tokens: int, block: int, device: str, precision: Precision
 ) -> float:
-    """Tokens per second of a training step's forward pass."""
+    """Return the tokens per second of a training step's forward pass."""
     words = torch.randint(model.config.vocab_size, (tokens // block, block + 1), device=device)
     model.train()
     times = []
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
         forward = training_forward(
             model, options.batch_tokens, options.block, options.device, precision
         )
-        evaluation(model, batches, options.device, precision)  # warm
+        evaluation(model, batches, options.device, precision)  # warm-up
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         rate = evaluation(model, batches, options.device, precision)

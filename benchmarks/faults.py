@@ -63,8 +63,8 @@ class Command(NamedTuple):
     fingerprint: Callable[[Path], dict[str, str]]
     """Hashes or contents that must be bit-equal, by name."""
     is_done: Callable[[Path], bool] = lambda place: False
-    """Whether the killed command had already finished, so that running it again is an error (but
-    cleans up)."""
+    """True if the killed command had already finished. Running it again is then an error, but
+    cleans up."""
 
 
 class Kill(NamedTuple):
@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
 
 
 def files_below(place: Path) -> dict[str, str]:
-    """Hashes of all files by path."""
+    """Return the hashes of all files by path."""
     return {
         str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(place.rglob("*"))
@@ -95,7 +95,7 @@ def files_below(place: Path) -> dict[str, str]:
 
 
 def entries(place: Path) -> set[str]:
-    """Files and folders, except for the list of verified files, which appears later."""
+    """List files and folders, except for the list of verified files, which appears later."""
     found = (path for path in place.rglob("*") if path.name != ".verified.json")
     return {str(path.relative_to(place)) for path in found}
 
@@ -161,19 +161,19 @@ def started(command: Command, place: Path, prefix: Iterable[str] = ()) -> subpro
 
 
 def traced(place: Path, *options: str) -> list[str]:
-    """strace for the main thread, which makes all changes of the disk."""
+    """Return the strace command for the main thread, which makes all changes to the disk."""
     return ["strace", "-qq", "-y", "-s", "0", "-o", str(place.parent / "trace"), *options]
 
 
 def can_trace() -> bool:
-    """Whether strace is installed and permitted."""
+    """True if strace is installed and permitted."""
     if shutil.which("strace") is None:
         return False
     return subprocess.run(["strace", "-qq", "-o", os.devnull, "true"]).returncode == 0
 
 
 def changes(command: Command, place: Path) -> Iterator[Kill]:
-    """All system calls of the command that change something inside `place`, in order."""
+    """Yield all system calls of the command that change something inside `place`, in order."""
     assert started(command, place, traced(place, "-e", f"trace={CHANGES}")).wait() == 0
     counts: Counter[str] = Counter()
     for line in (place.parent / "trace").read_text(errors="replace").splitlines():
@@ -183,21 +183,21 @@ def changes(command: Command, place: Path) -> Iterator[Kill]:
                 yield Kill(found[1], counts[found[1]])
 
 
-def spread(kills: list[Kill], number: int) -> list[Kill]:
-    """`number` evenly spread kills; 0: all."""
-    if number == 0 or number >= len(kills):
+def spread(kills: list[Kill], count: int) -> list[Kill]:
+    """Select `count` evenly spread kills (0: all)."""
+    if count == 0 or count >= len(kills):
         return kills
-    return [kills[index * len(kills) // number] for index in range(number)]
+    return [kills[index * len(kills) // count] for index in range(count)]
 
 
-def moments(command: Command, place: Path, number: int, draw: random.Random) -> list[Kill]:
-    """Kills at random times between the first change of the disk and the end."""
+def moments(command: Command, place: Path, count: int, draw: random.Random) -> list[Kill]:
+    """Draw random times between the first change of the disk and the end."""
     process = started(command, place)
     wait_for_change(place, process)
     start = time.monotonic()
     assert process.wait() == 0
     length = time.monotonic() - start
-    return [Kill("a moment", draw.uniform(0, length)) for _ in range(number)]
+    return [Kill("a moment", draw.uniform(0, length)) for _ in range(count)]
 
 
 def wait_for_change(place: Path, process: subprocess.Popen[bytes]) -> None:
@@ -207,7 +207,7 @@ def wait_for_change(place: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def is_killed(command: Command, place: Path, kill: Kill) -> bool:
-    """Run and kill the command; False if it finished before."""
+    """Run and kill the command. Return False if it finished before the kill."""
     if kill.call == "a moment":
         process = started(command, place)
         wait_for_change(place, process)
@@ -229,7 +229,7 @@ class Trial(NamedTuple):
 
 
 def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
-    """Kill, run again and compare; None if the command finished before the kill."""
+    """Kill, run again and compare. Return None if the command finished before the kill."""
     place = fresh(trial.template, scratch)
     before = entries(place)
     if not is_killed(trial.command, place, kill):
@@ -265,7 +265,7 @@ def observe_all(trial: Trial, kills: list[Kill], scratch: Path, jobs: int) -> li
 
 
 def fresh(template: Path, scratch: Path) -> Path:
-    """A copy of the template; always under the same name, which appears in tables."""
+    """Copy the template, always under the same name, which appears in tables."""
     place = scratch / "place"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(template, place)
@@ -306,7 +306,7 @@ def row(name: str, where: str, outcomes: list[Outcome]) -> tuple[str, ...]:
 
 
 def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """One line for each outcome that differs."""
+    """Yield one line for each outcome that differs."""
     for outcome in outcomes:
         if outcome.differing or outcome.leftovers:
             wrong = ", ".join(outcome.differing) or "equal"
@@ -315,7 +315,7 @@ def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def kills_of(trial: Trial, options: argparse.Namespace, scratch: Path) -> dict[str, list[Kill]]:
-    """The kills, by group."""
+    """Return the kills by group."""
     place, draw = fresh(trial.template, scratch), random.Random(options.seed)
     groups = {"moments": moments(trial.command, place, options.moments, draw)}
     if can_trace():

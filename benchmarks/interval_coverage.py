@@ -27,31 +27,31 @@ VOCABULARY = Vocabulary.from_counts({"word": 1})
 
 
 def lengths(text: str, sources: int, random: np.random.Generator) -> FloatArray:
-    """Relative lengths of the sources."""
+    """Return the relative lengths of the sources."""
     if text == "short documents":
         return random.integers(10, 60, size=sources).astype(float)
     return random.uniform(0.5, 1.5, size=sources) if "unequal" in text else np.ones(sources)
 
 
 def effects(text: str, sources: int, spread: float, random: np.random.Generator) -> FloatArray:
-    """Deviation of each line's difference from the true mean."""
+    """Return the deviation of each line's difference from the true mean."""
     if text == "independent lines":
         return spread * random.normal(size=LINES)
     if text == "dependent lines":
-        found = random.normal(size=LINES)
+        noise = random.normal(size=LINES)
         for i in range(1, LINES):
-            found[i] = 0.9 * found[i - 1] + (1 - 0.9**2) ** 0.5 * found[i]
-        return spread * found
+            noise[i] = 0.9 * noise[i - 1] + (1 - 0.9**2) ** 0.5 * noise[i]
+        return spread * noise
     ends = np.cumsum(lengths(text, sources, random))
-    place = np.searchsorted(ends, (np.arange(LINES) + 0.5) / LINES * ends[-1])
-    return (spread * random.normal(size=sources))[place]
+    source = np.searchsorted(ends, (np.arange(LINES) + 0.5) / LINES * ends[-1])
+    return (spread * random.normal(size=sources))[source]
 
 
-def difference(own: FloatArray, random: np.random.Generator) -> tuple[float, Interval | None]:
-    """The difference of two models and its interval; each line is one sample."""
+def difference(effect: FloatArray, random: np.random.Generator) -> tuple[float, Interval | None]:
+    """Return the difference of two models and its interval. Each line is one sample."""
     noise = random.normal(size=(2, LINES)) / WORDS_PER_LINE**0.5
     first = 5 + 2 * noise[0]
-    nll = {"SM": first[None], "ADP": (first + TRUTH + own + noise[1])[None]}
+    nll = {"SM": first[None], "ADP": (first + TRUTH + effect + noise[1])[None]}
     sample = Sample(np.full(LINES, 4), np.arange(LINES), VOCABULARY, nll, "SM")
     estimates = sample.estimates(np.ones(LINES, dtype=bool))
     found = estimates["ADP"] - estimates["SM"]
@@ -59,7 +59,7 @@ def difference(own: FloatArray, random: np.random.Generator) -> tuple[float, Int
 
 
 def simulate(text: str, sources: int, spread: float, trials: int) -> tuple[float, float, float]:
-    """Share of intervals shown, their coverage, and their median width in standard errors."""
+    """Return the share of intervals shown, their coverage, and median width in standard errors."""
     random = np.random.default_rng([sources, round(1000 * spread), len(text)])
     found = [difference(effects(text, sources, spread, random), random) for _ in range(trials)]
     shown = [interval for _, interval in found if interval is not None]

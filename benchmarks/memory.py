@@ -7,7 +7,7 @@
 Weights, text and keys are random, which does not affect the time. Scoring with and without the
 cache alternates in one process. Claims: a cache of 2,000 costs at most 30 % of the speed on a CPU,
 one of 10,000 at most half of it on a GPU; exact search among 80 million keys takes at most 10 ms
-per query on a GPU, for 8,192 queries at once.
+per query on a GPU, for a batch of 8,192 queries.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from zipflm.presets import from_name
 from zipflm.settings import override
 
 
-def random_text(vocab_size: int, number: int) -> TokenArray:
-    """Ids with a Zipf distribution."""
-    ids = np.random.default_rng(0).zipf(1.3, number) % vocab_size
-    return TokenArray(ids.astype(np.int64), np.array([0, number]))
+def random_text(vocab_size: int, length: int) -> TokenArray:
+    """Draw ids from a Zipf distribution."""
+    ids = np.random.default_rng(0).zipf(1.3, length) % vocab_size
+    return TokenArray(ids.astype(np.int64), np.array([0, length]))
 
 
 def rate(
@@ -46,7 +46,7 @@ def rate(
     precision: Precision,
     memories: Memories | None,
 ) -> float:
-    """Tokens per second of `score`."""
+    """Return the tokens per second of `score`."""
     ends_word = np.ones(model.config.vocab_size, dtype=np.bool_)
     start = time.perf_counter()
     scores = score(
@@ -61,7 +61,7 @@ def rate(
 
 
 def search_milliseconds(number: int, dim: int, queries: int, k: int, device: str) -> float:
-    """Time per query. If the keys do not fit on the device, a part is searched repeatedly."""
+    """Return the time per query. If the keys do not fit on the device, search a part repeatedly."""
     generator = torch.Generator(device).manual_seed(0)
     fits = number
     if device == "cuda":

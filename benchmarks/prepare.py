@@ -3,8 +3,8 @@
     python benchmarks/prepare.py part0.txt part1.txt part2.txt part3.txt --json prepare.json
 
 Compares `prepare` with a plain loop in one process: a Counter over `split()`, then a dictionary
-lookup per word. Cases take turns, each in its own process, and the best time of each counts.
-Measures the first file and all files, to show that time is linear and memory is not.
+lookup per word. Cases alternate, each in a new process, and the best time of each is reported.
+Measures the first file and all files, to show that time grows linearly and memory does not.
 
 The rules `words` and `wikitext` are shown as a share of the rate by white space; use raw prose for
 them. A local Dask cluster is measured as well, and again on a generated text of five million
@@ -38,7 +38,7 @@ DASK = "dask"
 
 
 def plain(names: list[str]) -> dict[str, float]:
-    """The baseline: count, rank and look up."""
+    """Run the baseline: count, rank and look up."""
     start = time.perf_counter()
     counts: Counter[str] = Counter()
     for name in names:
@@ -104,7 +104,7 @@ def ours(names: list[str], processes: int, way: str) -> dict[str, float]:
 
 
 def batches(names: list[str]) -> dict[str, float]:
-    """Batches a second from the token file, and what that adds to memory."""
+    """Measure batches per second from the token file."""
     rates = {}
     with tempfile.TemporaryDirectory() as folder:
         tokens = prepared(names, folder)
@@ -243,8 +243,8 @@ def in_turns(cases: dict[str, tuple[str, int]], names: list[str], repeats: int) 
         if "plain loop" in results:
             result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
         if rule in (*RULES, DASK):
-            for what in ("seconds", "cpu_seconds"):
-                result[f"of_whitespace_{what}"] = by_white_space[number][what] / result[what]
+            for unit in ("seconds", "cpu_seconds"):
+                result[f"of_whitespace_{unit}"] = by_white_space[number][unit] / result[unit]
     return results
 
 

@@ -49,7 +49,7 @@ TOLERANCE = 1e-4
 def trained_run(
     folder: Path, preset: str, updates: int, overrides: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
-    """Train a run; return it and validation sentences."""
+    """Train a run. Return it and validation sentences."""
     with corpus_texts(EMBEDDED, folder) as (texts, _):
         paths = {split: [str(path) for path in files] for split, files in texts.items()}
         data = prepare(str(folder / "data"), paths, Options(min_count=3), processes=1)
@@ -109,7 +109,7 @@ def writing_questions(lm: TrainedModel, sentences: Sequence[str]) -> list[Questi
 
 @contextlib.contextmanager
 def server(run: Path, *options: str) -> Iterator[int]:
-    """Run `zipflm serve` in its own process; yield its port."""
+    """Run `zipflm serve` in a new process and yield its port."""
     command = [sys.executable, "-m", "zipflm", "serve", str(run), "--port", "0", *options]
     process = subprocess.Popen(
         [*command, "--device", "cpu"],
@@ -163,7 +163,7 @@ class Client:
         await self._writer.drain()
 
     async def receive(self) -> tuple[int, bytes]:
-        """The status and body of a response."""
+        """Return the status and body of a response."""
         head = await self._reader.readuntil(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
         length = re.search(rb"(?i)content-length: (\d+)", head)
@@ -206,7 +206,7 @@ class Speed:
 
 
 async def measure(port: int, questions: Sequence[Question], clients: int, seconds: float) -> Speed:
-    """Let each client send one request after the other until the time is up."""
+    """Let each client send requests in sequence until the time is up."""
     speed = Speed()
     start = time.perf_counter()
 
@@ -251,7 +251,7 @@ def _row(kind: str, batching: str, clients: int, speed: Speed) -> str:
 
 
 async def soak(port: int, questions: Sequence[Question], number: int, clients: int) -> Counter[str]:
-    """Send `number` requests, one in ten by a misbehaving client; count the outcomes."""
+    """Send `number` requests, one in ten by a misbehaving client, and count the outcomes."""
     outcome: Counter[str] = Counter()
     left = iter(range(number))
 
@@ -260,7 +260,7 @@ async def soak(port: int, questions: Sequence[Question], number: int, clients: i
         async with client_of(port) as client:
             for _ in left:
                 if draw.random() < 0.1:
-                    name, misbehave = draw.choice(MISBEHAVIOUR)
+                    name, misbehave = draw.choice(MISBEHAVIOR)
                     outcome[f"misbehaved: {name}"] += 1
                     if not await misbehave(client, draw.choice(questions), draw):
                         outcome["wrong"] += 1
@@ -330,9 +330,9 @@ async def _sends_noise(client: Client, question: Question, draw: random.Random) 
 
 async def _sends_garbage(client: Client, question: Question, draw: random.Random) -> bool:
     """Send invalid JSON or invalid fields; the response must explain the error."""
-    place = draw.randrange(len(question.body))
+    end = draw.randrange(len(question.body))
     bodies = [
-        question.body[:place],
+        question.body[:end],
         b'{"text": 5, "prompt": -1}',
         b'{"text": "", "prompt": ""}',
         b'{"text": NaN, "prompt": [1e99]}',
@@ -343,8 +343,8 @@ async def _sends_garbage(client: Client, question: Question, draw: random.Random
     return status == 400 and bool(json.loads(body)["error"]["message"])
 
 
-Misbehaviour = Callable[[Client, Question, random.Random], Awaitable[bool]]
-MISBEHAVIOUR: list[tuple[str, Misbehaviour]] = [
+Misbehavior = Callable[[Client, Question, random.Random], Awaitable[bool]]
+MISBEHAVIOR: list[tuple[str, Misbehavior]] = [
     ("hung up", _disconnects),
     ("gave up", _gives_up),
     ("left a stream", _leaves_a_stream),
@@ -355,7 +355,7 @@ MISBEHAVIOUR: list[tuple[str, Misbehaviour]] = [
 
 
 async def left_over(port: int) -> dict[str, float]:
-    """Work left in the server after the last client, and internal errors; should be none."""
+    """Return the work left in the server after the last client, and internal errors."""
     async with client_of(port) as client:
         for _ in range(100):
             _, body = await client.ask("/metrics", b"", "GET")

@@ -31,7 +31,7 @@ def test_help_is_inherited_and_may_be_replaced():
 
 
 def test_describes_types_and_values():
-    assert describe_type(int | None) == "a whole number or none"
+    assert describe_type(int | None) == "int or none"
     pairs = describe_type(tuple[tuple[float, int], ...])
     assert pairs == "comma-separated groups a:b of numbers"
     assert as_override(True) == "true" and as_override(()) == "none"

@@ -126,21 +126,21 @@ def test_non_finite_numbers_become_null(value):
 
 # Field, its JSON in the file, and the message after the name of the field.
 DAMAGED = [
-    ("count", '"3"', "='3': expected a whole number"),
-    ("count", "2.5", "=2.5: expected a whole number"),
-    ("count", "true", "=True: expected a whole number"),
-    ("count", "NaN", "=nan: expected a whole number"),
+    ("count", '"3"', "='3': expected an integer"),
+    ("count", "2.5", "=2.5: expected an integer"),
+    ("count", "true", "=True: expected an integer"),
+    ("count", "NaN", "=nan: expected an integer"),
     ("share", "1e999", "=inf: expected a number"),
     ("share", "NaN", "=nan: expected a number"),
-    ("name", "7", "=7: expected text"),
+    ("name", "7", "=7: expected a string"),
     ("is_new", "1", "=1: expected true or false"),
-    ("limit", '"none"', "='none': expected a whole number"),
+    ("limit", '"none"', "='none': expected an integer"),
     ("colour", '"green"', "='green': choose from red, blue"),
     ("mode", '"medium"', "='medium': choose from fast, slow"),
     ("steps", "1.0", "=1.0: expected a list"),
     ("steps", '[1.0, "x"]', "='x': expected a number"),
     ("pair", "[1]", "=[1]: expected 2 values"),
-    ("pair", '["one", 1]', "='one': expected a whole number"),
+    ("pair", '["one", 1]', "='one': expected an integer"),
     ("shape", '{"radius": 1.0}', ": kind=None: choose from Circle, Square"),
     ("shape", '{"kind": "Line"}', ": kind='Line': choose from Circle, Square"),
     ("shape", "3", "=3: expected the fields of Circle or Square"),
@@ -149,7 +149,7 @@ DAMAGED = [
     ("shapes", '[{"kind": "Square", "side": null}]', ".side=None: expected a number"),
     ("circle", "2.0", "=2.0: expected the fields of Circle"),
     ("by_name", "[1]", "=[1]: expected an object"),
-    ("by_name", '{"a": 1, "b": "2"}', ".b='2': expected a whole number"),
+    ("by_name", '{"a": 1, "b": "2"}', ".b='2': expected an integer"),
     ("shapes_by_name", '{"b": {"kind": "Square"}}', ".b.side: missing, and Square needs it"),
     ("rate", '[0.5, "x"]', "='x': expected a number"),
 ]
@@ -167,7 +167,7 @@ def test_invalid_value_error_names_field_and_file(tmp_path, field, literal, mess
     path.write_text(text_with(field, literal))
     with pytest.raises(ValueError) as error:
         read_record(Everything, path)
-    start = f"{path}: damaged or of another release: {field}"
+    start = f"{path}: damaged or from another release: {field}"
     assert str(error.value).startswith(start + message)
 
 
@@ -195,7 +195,7 @@ def test_unknown_field_error_suggests_the_closest():
 def test_invalid_json_error_names_the_file(tmp_path, content):
     path = tmp_path / "record.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="record.json: damaged or of another release: not JSON$"):
+    with pytest.raises(ValueError, match="record.json: damaged or from another release: not JSON$"):
         read_record(Everything, path)
 
 

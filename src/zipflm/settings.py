@@ -1,9 +1,9 @@
-"""Frozen dataclasses as JSON, `key=value` overrides, and the help of every field.
+"""Read and write frozen dataclasses as JSON, apply `key=value` overrides, and list field help.
 
 Fields are plain values, enums, tuples, mappings, other dataclasses, or unions of dataclasses, in
-which the key `kind` holds the name of the class. Reading is strict: an unknown or missing field, or
-one of a wrong type, is an error that names it. Writing does not use pydantic, which would write 4
-in a float field as 4.0. Numbers that are not finite are written as null.
+which the key `kind` holds the name of the class. Reading is strict: an unknown, missing or wrongly
+typed field is an error that names the field. Writing does not use pydantic, which would write 4 in
+a float field as 4.0. Numbers that are not finite are written as null.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class UnknownKey(ValueError):
         hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {', '.join(known)}"
         super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
         self.key = unknown
-        """The whole key, of which the message may name only the unknown start."""
+        """The whole key. The message may name only its unknown start."""
 
 
 def to_dict(record: Any) -> dict[str, Any]:
-    """A nested dictionary of plain JSON values."""
+    """Convert a record to a nested dictionary of plain JSON values."""
     cls: Any = type(record)
     hints = field_types(cls)
     return {f.name: _to_plain(getattr(record, f.name), hints[f.name]) for f in fields(record)}
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """The inverse of `to_dict`; `where` is a prefix of the field names in errors."""
+    """Inverse of `to_dict`. `where` is a prefix for field names in errors."""
     record: T = parse(cls, values, where)
     return record
 
@@ -75,12 +75,12 @@ def write_record(path: Path, record: Any, hint: Any = None) -> None:
 
 
 def as_json(record: Any, hint: Any = None, indent: int | None = 1) -> str:
-    """A record as `write_record` writes it."""
+    """Convert a record to the JSON that `write_record` writes."""
     return json.dumps(_to_plain(record, hint), indent=indent, allow_nan=False)
 
 
 def read_record(cls: type[T], path: Path) -> T:
-    """Read a record from a file. A ValueError names the file and the field."""
+    """Read a record from a file. Raises a ValueError that names the file and the field."""
     record: T = read_value(cls, path)
     return record
 
@@ -94,11 +94,11 @@ def read_value(hint: Any, path: Path) -> Any:
     try:
         return parse(hint, load_object(data))
     except ValueError as error:
-        raise ValueError(f"{path}: damaged or of another release: {error}") from None
+        raise ValueError(f"{path}: damaged or from another release: {error}") from None
 
 
 def load_object(data: bytes | str) -> dict[str, Any]:
-    """Parse a JSON object; anything else is a ValueError."""
+    """Parse a JSON object. Raises ValueError for anything else."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -109,9 +109,10 @@ def load_object(data: bytes | str) -> dict[str, Any]:
 
 
 def parse(hint: Any, value: Any, where: str = "", *, strict: bool = True) -> Any:
-    """Convert a JSON value to the type `hint`. A ValueError names the field and what it expects.
+    """Convert a JSON value to the type `hint`.
 
-    Without `strict`, numbers may be strings, as on a command line.
+    Raises a ValueError that names the field and the expected type. Without `strict`, numbers may be
+    strings, as on a command line.
     """
     from pydantic import ValidationError
 
@@ -131,18 +132,18 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """The default values of the fields that have one."""
-    known: dict[str, Any] = {}
+    """Return the defaults of all fields that have one."""
+    values: dict[str, Any] = {}
     for field in fields(cls):
         if field.default is not MISSING:
-            known[field.name] = field.default
+            values[field.name] = field.default
         elif field.default_factory is not MISSING:
-            known[field.name] = field.default_factory()
-    return known
+            values[field.name] = field.default_factory()
+    return values
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union except None; a tuple of the type itself if it is not a union."""
+    """Return the types of a union except None, or only the type itself if it is not a union."""
     if get_origin(hint) is Annotated:
         return options_of(get_args(hint)[0])
     if get_origin(hint) not in (Union, UnionType):
@@ -152,7 +153,7 @@ def options_of(hint: Any) -> tuple[Any, ...]:
 
 
 def kinds_of(hint: Any) -> dict[str, type]:
-    """The classes of a union of dataclasses by name; empty for any other type."""
+    """Return the classes of a union of dataclasses by name. Empty for any other type."""
     options = options_of(hint)
     is_union = len(options) > 1 and all(map(is_dataclass, options))
     return {option.__name__: option for option in options} if is_union else {}
@@ -165,10 +166,10 @@ def _to_plain(value: Any, hint: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
-        is_tuple = [option for option in options_of(hint) if get_origin(option) is tuple]
-        inner = get_args(is_tuple[0]) if is_tuple else (None, ...)
+        tuples = [option for option in options_of(hint) if get_origin(option) is tuple]
+        inner = get_args(tuples[0]) if tuples else (None, ...)
         hints = inner if inner[-1] is not ... else (inner[0],) * len(value)
-        return [_to_plain(item, each) for item, each in zip(value, hints, strict=True)]
+        return [_to_plain(item, item_hint) for item, item_hint in zip(value, hints, strict=True)]
     if isinstance(value, Mapping):
         _, inner_hint = get_args(options_of(hint)[0]) or (None, None)
         return {key: _to_plain(item, inner_hint) for key, item in value.items()}
@@ -189,18 +190,18 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _to_value_error(error: ValidationError, hint: Any, where: str) -> ValueError:
-    """The most relevant of pydantic's errors, as `field=value: expected ...`."""
-    # A misspelled field is also reported as missing, and in a union the deepest error belongs to
-    # the type that was meant.
-    first = max(
+    """Convert the most relevant of pydantic's errors to `field=value: expected ...`."""
+    # Prefer unknown fields, because a misspelled field is also reported as missing. In a union,
+    # the deepest error belongs to the intended type.
+    details = max(
         error.errors(include_url=False),
-        key=lambda each: (each["type"] == "unexpected_keyword_argument", len(each["loc"])),
+        key=lambda item: (item["type"] == "unexpected_keyword_argument", len(item["loc"])),
     )
-    kind, value, context = first["type"], first["input"], first.get("ctx", {})
-    loc = first["loc"]
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    loc = details["loc"]
     if kind == "missing" and isinstance(loc[-1], int):  # an item of a tuple
         loc = loc[:-1]
-    names, owner, found = _locate(hint, loc)
+    names, owner, field_hint = _locate(hint, loc)
     key = where + ".".join(names)
     match kind:
         case "unexpected_keyword_argument":
@@ -210,19 +211,24 @@ def _to_value_error(error: ValidationError, hint: Any, where: str) -> ValueError
             return ValueError(
                 f"{key}.{context['error']}" if names else f"{where}{context['error']}"
             )
-        case "missing" if loc == first["loc"]:
+        case "missing" if loc == details["loc"]:
             return ValueError(f"{key}: missing, and {owner.__name__} needs it; add {key}=...")
         case "union_tag_invalid" | "union_tag_not_found":
             prefix = f"{key}: " if key else ""
-            choices = ", ".join(kinds_of(found))
+            choices = ", ".join(kinds_of(field_hint))
             return ValueError(f"{prefix}kind={quoted(value.get('kind'))}: choose from {choices}")
-    return ValueError(f"{key}={quoted(value)}: {_expected(kind, context, found) or first['msg']}")
+    problem = _expected(kind, context, field_hint) or details["msg"]
+    return ValueError(f"{key}={quoted(value)}: {problem}")
+
+
+_PHRASES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
 def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
     match kind.partition("_")[0]:
         case "int" | "float" | "finite" | "string" | "bool":
-            return f"expected {describe_type(options_of(hint)[0])}"
+            option = options_of(hint)[0]
+            return f"expected {_PHRASES.get(option) or describe_type(option)}"
         case "literal" | "enum":
             choices = str(context["expected"]).replace("'", "")
             return f"choose from {choices.replace(' or ', ', ')}"
@@ -240,13 +246,13 @@ def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
 
 
 def _locate(hint: Any, loc: Sequence[str | int]) -> tuple[list[str], Any, Any]:
-    """The field names in pydantic's path to an error, the class of the last one, and its type."""
+    """Return the field names in pydantic's path to an error, and the last one's class and type."""
     names, owner = list[str](), None
     for part in loc:
         options = options_of(hint)
         (only,) = options if len(options) == 1 else (None,)
         if only is None:  # pydantic names the option
-            hint = next((each for each in options if _label(each) == part), hint)
+            hint = next((option for option in options if _label(option) == part), hint)
         elif is_dataclass(only):
             owner = only
             names.append(str(part))
@@ -269,9 +275,9 @@ _Assignment = tuple[list[str], str]
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
-    """Apply `key.sub=value` assignments; the last one wins if a key is repeated.
+    """Apply `key.sub=value` assignments. If a key is repeated, the last one wins.
 
-    All assignments are applied together, so that fields that must agree can change at once.
+    All assignments are applied together, so that fields that must match can change in one call.
     `training.optimizer=AdamW` selects another class of a union. Fields that both classes have keep
     their values unless these were defaults.
     """
@@ -288,18 +294,19 @@ def override(config: T, assignments: Iterable[str]) -> T:
 
 
 def keys_of(config: Any, where: str = "") -> list[str]:
-    """All keys of a config that can be overridden, in the order of the fields."""
-    found: list[str] = []
+    """List all keys of a config that can be overridden, in the order of the fields."""
+    keys: list[str] = []
     for field in fields(config):
         value, key = getattr(config, field.name), where + field.name
-        found.append(key)
+        keys.append(key)
         if is_dataclass(value):
-            found += keys_of(value, f"{key}.")
-    return found
+            keys += keys_of(value, f"{key}.")
+    return keys
 
 
 def keys_like(name: str, known: Sequence[str]) -> list[str]:
-    """Keys whose last part equals `name`'s, or else the closest key, or else keys that end in it.
+    """Return the keys with the same last part as `name`, or else the closest key, or else keys that
+    end in it.
 
     >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
     >>> keys_like("dim", known), keys_like("num_layer", known)
@@ -324,7 +331,7 @@ def _last(key: str) -> str:
 def _build(
     cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, known: Sequence[str]
 ) -> Any:
-    """Construct `cls` from values and overrides; `known` has the keys of the whole config."""
+    """Construct `cls` from values and overrides. `known` has the keys of the whole config."""
     hints = field_types(cls)
     for name in dict.fromkeys(path[0] for path, _ in pairs):
         key = where + name
@@ -335,15 +342,15 @@ def _build(
             error = UnknownKey(key, [where + field for field in hints], guesses)
             error.key = where + ".".join(path)
             raise error
-        own = [text for path, text in pairs if path == [name]]
+        direct = [text for path, text in pairs if path == [name]]
         inner = [(path[1:], text) for path, text in pairs if path[0] == name and len(path) > 1]
         if is_dataclass(values.get(name)):
-            values[name] = _nested(hints[name], values[name], own, inner, key, known)
+            values[name] = _nested(hints[name], values[name], direct, inner, key, known)
         elif inner:
             whole = ".".join([key, *inner[0][0]])
-            raise ValueError(f"{unquoted(whole)}: {key} has no fields of its own; set it directly")
+            raise ValueError(f"{unquoted(whole)}: {key} has no fields; set it directly")
         else:
-            values[name] = _parse_text(hints[name], own[-1], key)
+            values[name] = _parse_text(hints[name], direct[-1], key)
     for name in hints:
         if name not in values and name not in defaults(cls):
             key = where + name
@@ -357,16 +364,16 @@ def _build(
 def _nested(
     hint: Any,
     record: Any,
-    own: Sequence[str],
+    direct: Sequence[str],
     inner: Sequence[_Assignment],
     key: str,
     known: Sequence[str],
 ) -> Any:
-    """The new value of a field that holds a dataclass; `own` assignments select another class of a
-    union, `inner` ones change its fields."""
+    """Return the new value of a field that holds a dataclass. `direct` assignments select another
+    class of a union, `inner` ones change its fields."""
     cls: Any = type(record)
     values, kinds = _values(record), kinds_of(hint)
-    for text in own[-1:]:
+    for text in direct[-1:]:
         if text not in kinds:
             names = ", ".join(f"{key}.{field.name}" for field in fields(cls))
             remedy = f"choose {', '.join(kinds)}, or set" if kinds else "set"
@@ -424,7 +431,7 @@ class FieldHelp:
 
 
 def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
-    """All fields of a config in order; a nested config has its own entry only if it is a union."""
+    """Yield all fields of a config in order. A nested config only has an entry if it is a union."""
     cls: Any = type(config)
     helps, hints = field_docs(cls), field_types(cls)
     for field in fields(config):
@@ -441,7 +448,7 @@ def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
 
 
 def as_override(value: Any) -> str:
-    """A value in the syntax of overrides.
+    """Format a value in the syntax of overrides.
 
     >>> as_override((4000, 14000)), as_override(((0.3, 128), (0.8, 256))), as_override(None)
     ('4000,14000', '0.3:128,0.8:256', 'none')
@@ -461,29 +468,27 @@ def as_override(value: Any) -> str:
 
 
 def describe_type(hint: Any) -> str:
-    """The values that an override of this type accepts.
+    """Describe the values that an override of this type accepts.
 
     >>> describe_type(int), describe_type(Literal["ddp", "fsdp"]), describe_type(tuple[int, ...])
-    ('a whole number', 'ddp or fsdp', 'comma-separated numbers')
+    ('int', 'ddp or fsdp', 'comma-separated numbers')
     >>> describe_type(tuple[tuple[int, int, int], ...])
-    'comma-separated groups a:b:c of whole numbers'
+    'comma-separated groups a:b:c of integers'
     """
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         return _join_or(options)
     if origin in (Union, UnionType):
-        return _join_or([describe_type(each) for each in options])
+        return _join_or([describe_type(option) for option in options])
     if _is_tuple_of_tuples(hint):
         inner = get_args(options[0])
-        kind = "whole numbers" if set(inner) == {int} else "numbers"
+        kind = "integers" if set(inner) == {int} else "numbers"
         return f"comma-separated groups {':'.join('abcdef'[: len(inner)])} of {kind}"
     if origin is tuple:
         return "comma-separated numbers"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _join_or([member.value for member in hint])
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    names[type(None)] = "none"
-    return names.get(hint, str(getattr(hint, "__name__", hint)))
+    return "none" if hint is type(None) else str(getattr(hint, "__name__", hint))
 
 
 def _is_tuple_of_tuples(hint: Any) -> bool:
@@ -491,14 +496,14 @@ def _is_tuple_of_tuples(hint: Any) -> bool:
 
 
 def _join_or(options: Any) -> str:
-    *most, last = map(str, options)
-    return f"{', '.join(most)} or {last}" if most else last
+    *others, last = map(str, options)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstrings of the fields that have one, on one line; includes inherited fields."""
-    found: dict[str, str] = {}
+    """Return the docstrings of all fields that have one, on one line. Includes inherited fields."""
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):
             continue
@@ -510,8 +515,8 @@ def field_docs(cls: type) -> dict[str, str]:
         for field, doc in pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                    found[field.target.id] = " ".join(str(doc.value.value).split())
-    return found
+                    docs[field.target.id] = " ".join(str(doc.value.value).split())
+    return docs
 
 
 def _first_sentence(cls: type) -> str:

@@ -50,7 +50,7 @@ def test_json_has_key_value_type_and_help():
     shown = json.loads(run("info", "tiny/ADP-T", "--recipe", "modern", "--json"))["settings"]
     by_key = {field["key"]: field for field in shown}
     field = by_key["training.max_updates"]
-    assert (field["value"], field["type"]) == (200, "a whole number") and field["help"]
+    assert (field["value"], field["type"]) == (200, "int") and field["help"]
     config = override(from_name("tiny/SM"), [f"{f['key']}={f['text']}" for f in shown])
     assert config == resolve("tiny/ADP-T", "modern", [], 4000)
 

@@ -17,7 +17,7 @@ SMALL = TransformerDecoder(dim=32, num_layers=3, num_heads=4, ffn_dim=48)
         (lambda: TransformerDecoder(dropout=1.0), r"dropout=1.0: must be in \[0, 1\)"),
         (
             lambda: TransformerDecoder(dim=12, num_heads=4, positions="rotary"),
-            "even head width, not 3",
+            "even head width, but dim=",
         ),
         (
             lambda: TransformerDecoder(activation="gelu"),

@@ -16,14 +16,14 @@ ADP = preset("tiny", "ADP")
             "recompute='all': choose from none, attention",
         ),
         (lambda: BatchConfig(break_mode="eos"), "break_mode='eos': choose from none, complete"),
-        (lambda: BatchConfig(block=512, tokens=100), "tokens=100: a block of 512"),
+        (lambda: BatchConfig(block=512, tokens=100), "tokens=100: must be at least block=512"),
         (
             lambda: override(ADP, ["input.sparse=true", "training.parallel=fsdp"]),
-            "input.sparse=True: training.parallel=fsdp spreads whole gradients",
+            "input.sparse=True: not supported with training.parallel=fsdp",
         ),
         (
             lambda: override(ADP, ["input.sparse=true", "training.tables=sharded"]),
-            "input.sparse=True: training.tables=sharded has gradients of whole shards",
+            "input.sparse=True: not supported with training.tables=sharded",
         ),
         (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),
     ],

@@ -283,7 +283,7 @@ def test_permutation_is_uncorrelated(size):
 def test_unique_tokens_restore_the_text(words, least):
     text = torch.tensor([words])
     found = unique_tokens(text, least)
-    assert torch.equal(found.ids_U[found.places_BT], text)
+    assert torch.equal(found.ids_U[found.indices_BT], text)
     assert found.shape == text.shape
     number = len(set(words))
     assert len(found.ids_U[:number].unique()) == number

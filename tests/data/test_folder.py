@@ -110,7 +110,7 @@ def changed(facts, path, value):
     [
         ("unit", "letters", "unit='letters': choose from word, bpe"),
         ("splits.valid.file", ..., "splits.valid.file: missing"),
-        ("splits.valid.tokens", "many", "splits.valid.tokens='many': expected a whole number"),
+        ("splits.valid.tokens", "many", "splits.valid.tokens='many': expected an integer"),
         ("splits.valid.token", 3, "unknown key splits.valid.token: did you mean"),
         ("bpe", {"file": "bpe.codes"}, "bpe.merges: missing"),
         ("format", 1, f"format 1, but this release reads {FORMAT}"),

@@ -58,7 +58,7 @@ def test_loader_adds_unique_tokens_that_never_shrink():
     )
     sizes = []
     for batch in Loader(batches, "cpu", finds_unique_tokens=True).epoch(0):
-        assert torch.equal(batch.unique.ids_U[batch.unique.places_BT], batch.words)
+        assert torch.equal(batch.unique.ids_U[batch.unique.indices_BT], batch.words)
         assert batch.inputs is batch.unique
         sizes.append(len(batch.unique.ids_U))
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]

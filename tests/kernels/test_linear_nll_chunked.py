@@ -193,10 +193,12 @@ def test_exponential_kernels_give_the_same_results(triton_interpreter, monkeypat
     hidden, weight, targets, active = problem_of(70, 24, 132, 0.7)
     monkeypatch.setattr(fused, "_row_chunks", lambda *_: iter([slice(0, 40), slice(40, 70)]))
     with torch.no_grad():
-        ours = fused._by_exponentials(hidden, weight, targets, active)
-        nothing = fused._by_exponentials(hidden, weight, targets, torch.zeros_like(active))
+        ours = fused._sum_and_gradients_from_exps(hidden, weight, targets, active)
+        nothing = fused._sum_and_gradients_from_exps(
+            hidden, weight, targets, torch.zeros_like(active)
+        )
         strided = (tensor.T.contiguous().T for tensor in (hidden, weight))
-        from_strided = fused._by_exponentials(*strided, targets, active)
+        from_strided = fused._sum_and_gradients_from_exps(*strided, targets, active)
     exact = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     truth = sum_and_gradients(reference.linear_nll, *exact, targets, active, factor=1)
     for name, mine, theirs in zip(NAMES, ours, truth, strict=True):

@@ -206,7 +206,7 @@ def test_rejects_damaged_stores_and_other_models(run, data, store, tmp_path):
     with pytest.raises(ValueError, match=r"values.bin: missing or damaged .*memory.json"):
         open_memories([str(copy)], run, "cpu")
     (copy / "memory.json").write_text(json.dumps({"format": 1}))
-    with pytest.raises(ValueError, match=r"memory.json: damaged or of another release"):
+    with pytest.raises(ValueError, match=r"memory.json: damaged or from another release"):
         open_memories([str(copy)], run, "cpu")
 
 

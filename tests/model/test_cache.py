@@ -150,14 +150,14 @@ def test_rejects_words_beyond_capacity_without_changes():
     decoder, cache = a_decoder()
     words = torch.randn(3, 12, 32)
     decoder(words[:, :10], cache)
-    with pytest.raises(ValueError, match="3 more do not fit .* capacity=12 that holds 10"):
+    with pytest.raises(ValueError, match="3 more exceed capacity=12 of a cache that holds 10"):
         decoder(torch.randn(3, 3, 32), cache)
     assert_close(decoder(words[:, 10:], cache)[0], decoder(words)[0][:, 10:], 1e-5)
 
 
 def test_rejects_wrong_number_of_rows():
     decoder, cache = a_decoder()
-    with pytest.raises(ValueError, match="2 rows do not fit a cache of 3"):
+    with pytest.raises(ValueError, match="2 rows, but the cache has 3"):
         decoder(torch.randn(2, 1, 32), cache)
 
 

@@ -117,5 +117,5 @@ def test_capacity_shrinks_when_reallocated():
 def test_rejects_wrong_number_of_rows():
     model = a_model()
     ragged = joined(model, TEXTS, capacity=7)
-    with pytest.raises(ValueError, match="3 rows do not fit a cache of 4 rows"):
+    with pytest.raises(ValueError, match="3 rows, but the cache has 4"):
         model(torch.ones(3, 1, dtype=torch.long), ragged)

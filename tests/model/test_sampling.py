@@ -12,7 +12,7 @@ from zipflm import AdaptiveSoftmax, Bands, LanguageModel, preset
 from zipflm.config import CharacterInput
 from zipflm.model import sampling
 from zipflm.model.outputs import FullSoftmax
-from zipflm.model.sampling import NUM_TRIES, draw, draw_places, most_likely
+from zipflm.model.sampling import NUM_TRIES, draw, draw_columns, most_likely
 from zipflm.presets import FACTORIZATIONS
 
 BANDS = Bands(vocab_size=40, cutoffs=(8, 20), dim=8, factor=2)
@@ -222,14 +222,14 @@ def test_never_draws_zero_probability(uniform, group, monkeypatch):
     monkeypatch.setattr(sampling, "_GROUP", group)
     scores = torch.full((1, 9), -torch.inf)
     scores[0, 2] = scores[0, 6] = 0.0
-    place = draw_places(scores, torch.tensor([uniform], dtype=torch.float64))
+    place = draw_columns(scores, torch.tensor([uniform], dtype=torch.float64))
     assert place.item() in (2, 6)
 
 
 @pytest.mark.parametrize("group", [256, 3, 2])
-def test_draw_places_inverts_the_cumulative_distribution(group, monkeypatch):
+def test_draw_columns_inverts_the_cumulative_distribution(group, monkeypatch):
     monkeypatch.setattr(sampling, "_GROUP", group)
     scores = torch.tensor([0.5, 0.125, 0.375]).log()
     numbers = (torch.arange(800, dtype=torch.float64) + 0.5) / 800
-    places = draw_places(scores.expand(800, 3), numbers)
+    places = draw_columns(scores.expand(800, 3), numbers)
     assert places.bincount().tolist() == [400, 100, 300]

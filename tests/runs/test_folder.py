@@ -56,7 +56,7 @@ def test_records_versions_and_resumptions(copy, word_data):
 @pytest.mark.parametrize("name", ["config.json", "versions.json"])
 def test_rejects_damaged_records(copy, name):
     (copy.path / name).write_bytes(b"{")
-    with pytest.raises(ValueError, match=f"{name}: damaged or of another release"):
+    with pytest.raises(ValueError, match=f"{name}: damaged or from another release"):
         copy.config() if name == "config.json" else copy.versions()
 
 

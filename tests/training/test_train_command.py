@@ -117,7 +117,7 @@ BAD = {
     "batches.block=24": "whole blocks of 24 in batches.tokens=64",
     "batches.block=56": "use training.tokens_per_update=112",
     "training.stages=0.5:12": "use training.tokens_per_update=960",  # multiple of 60 and 64
-    "training.stages=0.5:128": "does not fit into batches.tokens=64",
+    "training.stages=0.5:128": "exceeds batches.tokens=64",
     "training.max_updates=0": "must be at least 1",
     "training.stages=0.9:8,0.5:16": "increasing fractions",
 }

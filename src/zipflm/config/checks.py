@@ -23,7 +23,7 @@ def require(condition: bool, field: str, value: object, remedy: str) -> None:
 
 @dataclass(frozen=True)
 class Bound:
-    """A condition on a field, as metadata of its type."""
+    """A condition on a field, used as metadata of its type."""
 
     holds: Callable[[Any], bool]
     remedy: str
@@ -40,7 +40,7 @@ NotNegative = Annotated[
 
 
 class Checked:
-    """Base of dataclasses that check the `Bound` or `Literal` in the type of each field."""
+    """Base class of dataclasses that check the `Bound` or `Literal` in the type of each field."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -51,16 +51,16 @@ class Checked:
 
 @cache
 def _bounds(cls: Any) -> dict[str, Bound]:
-    found: dict[str, Bound] = {}
+    bounds: dict[str, Bound] = {}
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is Literal:
             choices = get_args(hint)
             remedy = f"choose from {', '.join(map(str, choices))}"
-            found[name] = Bound(partial(operator.contains, choices), remedy)
+            bounds[name] = Bound(partial(operator.contains, choices), remedy)
         for bound in getattr(hint, "__metadata__", ()):
             if isinstance(bound, Bound):
-                found[name] = bound
-    return found
+                bounds[name] = bound
+    return bounds
 
 
 class ByKind:
@@ -76,7 +76,7 @@ class ByKind:
             return json.dumps(values)
 
         choices: dict[Any, Any] = {
-            # Back to JSON text, because strict mode accepts lists as tuples only in JSON.
+            # Convert back to JSON, because strict mode accepts lists as tuples only in JSON.
             cls.__name__: core_schema.no_info_before_validator_function(
                 without_kind, core_schema.json_schema(handler.generate_schema(cls))
             )

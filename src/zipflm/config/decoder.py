@@ -19,8 +19,8 @@ class Decoder(Checked, ABC):
     dim: int
     dropout: float
     has_constant_state = True
-    """True if the state has the same size after any number of words. Such a decoder never drops the
-    start of a text, and can carry its state from one training batch to the next."""
+    """True if the size of the state does not depend on the number of words. Such a decoder never
+    drops the start of a text, and can carry its state from one training batch to the next."""
     is_compilable = True
     """True if `torch.compile` can compile the whole decoder."""
 
@@ -36,15 +36,15 @@ class Decoder(Checked, ABC):
 
     @abstractmethod
     def params(self) -> dict[str, int]:
-        """Number of trainable parameters by part."""
+        """Return the number of trainable parameters by part."""
 
     def products(self, block: int) -> float:
-        """Multiply-adds per token: each weight once."""
+        """Return the number of multiply-adds per token: each weight is used once."""
         return sum(self.params().values())
 
     @abstractmethod
     def describe(self) -> str:
-        """Short description for tables."""
+        """Return a short description for tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class TransformerDecoder(Decoder):
     positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
     """Position encoding: sinusoids added to the input, or rotations in attention."""
     qk_norm: bool = False
-    """Normalise queries and keys per head."""
+    """Normalize queries and keys per head."""
     activation: Literal["relu", "relu_squared"] = "relu"
     """Activation of the feed-forward."""
     norm: Literal["layer", "rms"] = "layer"
@@ -106,8 +106,8 @@ class TransformerDecoder(Decoder):
             self.positions != "rotary" or self.dim // self.num_heads % 2 == 0,
             "num_heads",
             self.num_heads,
-            f"rotary positions need an even head width, not {self.dim // self.num_heads}, which is "
-            f"dim={self.dim} divided by it",
+            f"rotary positions need an even head width, but dim={self.dim} / num_heads is "
+            f"{self.dim // self.num_heads}",
         )
         require(
             self.norm_position == "before" or not self.final_norm,
@@ -137,7 +137,7 @@ class TransformerDecoder(Decoder):
         return parts
 
     def products(self, block: int) -> float:
-        """Multiply-adds per token: each weight once, and attention.
+        """Return the number of multiply-adds per token, including attention.
 
         Attention takes `2 * dim` per visible position, and a token sees half of the block on
         average.
@@ -194,7 +194,7 @@ class GatedConvolutionDecoder(Decoder):
         return list(pairwise([self.dim, *(width for _, width, _ in self.blocks)]))
 
     def params(self) -> dict[str, int]:
-        # Weight norm adds a gain per output channel; each channel also has a bias, and a gate.
+        # Each output channel has a bias and the gain of weight norm. Gates double the channels.
         convolutions = sum(
             2 * out * (kernel * into + 2)
             for block, (before, width) in zip(self.blocks, self.widths, strict=True)
@@ -211,7 +211,7 @@ class GatedConvolutionDecoder(Decoder):
 def convolutions_of(
     kernel: int, width: int, bottleneck: int, before: int
 ) -> list[tuple[int, int, int]]:
-    """(kernel, input width, output width) of each convolution of a block."""
+    """Return (kernel, input width, output width) of each convolution of a block."""
     if not bottleneck:
         return [(kernel, before, width)]
     return [(1, before, bottleneck), (kernel, bottleneck, bottleneck), (1, bottleneck, width)]
@@ -238,7 +238,7 @@ class LSTMDecoder(Decoder):
             self.hidden_dim >= self.dim,
             "hidden_dim",
             self.hidden_dim,
-            f"must be at least dim={self.dim}, to which it is projected",
+            f"must be at least dim={self.dim}, the width of the projection",
         )
 
     @property

@@ -19,7 +19,7 @@ from zipflm.messages import quoted
 from zipflm.model.bands import Bands
 
 Share = Callable[[int, int], float]
-"""share(first, end): the share of the running text with ids in [first, end)."""
+"""share(first, end) is the fraction of the running text with ids in [first, end)."""
 
 NUM_BYTES = 257
 """Rows of a byte table: 0 for padding, then 256 values."""
@@ -58,12 +58,12 @@ class Tie(StrEnum):
 
 class Layer(Checked, ABC):
     def bands(self, vocab_size: int) -> Bands | None:
-        """The bands of an adaptive layer."""
+        """Return the bands of an adaptive layer, or None for other layers."""
         return None
 
     @abstractmethod
     def describe(self, vocab_size: int, unit: Unit) -> str:
-        """A short description, as in the paper's tables."""
+        """Return a short description, as in the paper's tables."""
 
 
 class InputLayer(Layer):
@@ -71,7 +71,7 @@ class InputLayer(Layer):
 
     @property
     def spells_words(self) -> bool:
-        """Whether vectors are computed from the bytes of a word, once per unique word of a
+        """True if vectors are computed from the bytes of a word, once per unique word of a
         batch."""
         return False
 
@@ -80,16 +80,16 @@ class InputLayer(Layer):
         return False
 
     def num_predicted(self, vocab_size: int) -> int:
-        """Number of ids that the output layer predicts."""
+        """Return the number of ids that the output layer predicts."""
         return vocab_size
 
     @abstractmethod
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
-        """Number of trainable parameters by part."""
+        """Return the number of trainable parameters by part."""
 
     @abstractmethod
     def products(self, vocab_size: int, width: int, share: Share) -> float:
-        """Average multiply-adds per token of a text with this share of each id."""
+        """Return the average number of multiply-adds per token, given the frequency of ids."""
 
 
 class OutputLayer(Layer):
@@ -97,20 +97,20 @@ class OutputLayer(Layer):
 
     @abstractmethod
     def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
-        """Raise a ValueError if these weights cannot be shared with the input layer."""
+        """Raise ValueError if these weights cannot be shared with the input layer."""
 
     @abstractmethod
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
-        """Number of trainable parameters by part, without those shared with the input layer."""
+        """Return the number of trainable parameters by part, without shared ones."""
 
     @abstractmethod
     def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
-        """Average multiply-adds per token of a text with this share of each id."""
+        """Return the average number of multiply-adds per token, given the frequency of ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedInput(InputLayer):
-    """One table for all words or sub-words, projected to the decoder's width if it differs."""
+    """One table for all words or sub-words, projected if its width is not the decoder's."""
 
     dim: Positive
     """Width of the table."""
@@ -136,11 +136,11 @@ class Banded(Layer):
     """Common fields of adaptive layers."""
 
     cutoffs: tuple[int, ...]
-    """Cumulative ends of all bands but the last."""
+    """Cumulative sizes of all bands except the last."""
     dim: Positive
     """Width of the head; band i has floor(dim / factor**i)."""
     factor: float = 4
-    """Each band is narrower than the one before by this factor."""
+    """Each band is narrower than the previous one by this factor."""
 
     def bands(self, vocab_size: int) -> Bands:
         return Bands(vocab_size, self.cutoffs, self.dim, self.factor)
@@ -164,7 +164,10 @@ class AdaptiveInput(Banded, InputLayer):
     def products(self, vocab_size: int, width: int, share: Share) -> float:
         bands = self.bands(vocab_size)
         shares = (share(first, end) for first, end in pairwise(bands.edges))
-        return sum(part * own * width for part, own in zip(shares, bands.widths, strict=True))
+        return sum(
+            frequency * band_width * width
+            for frequency, band_width in zip(shares, bands.widths, strict=True)
+        )
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
         return f"{_prefix(unit)}adaptive {_band_sizes(self.bands(vocab_size))}"
@@ -191,11 +194,11 @@ class CharacterInput(InputLayer):
     max_bytes: Positive = 50
     """Longer words are truncated, shorter ones padded."""
     markers: bool = False
-    """Add a start and an end marker to the bytes of each word; they count as bytes. The paper found
-    no gain from them."""
+    """Add a start and an end marker to the bytes of each word. Markers count as bytes. The paper
+    found no gain from them."""
     predicted_words: Count = 0
-    """Predict only this many ids, including special tokens (0: all). Later words are read by their
-    bytes but predicted as `<unk>`."""
+    """Predict only this many ids, including special tokens (0: all). Later words are still read
+    as bytes, but predicted as `<unk>`."""
 
     @property
     def spells_words(self) -> bool:
@@ -261,7 +264,8 @@ InputConfig = Annotated[FixedInput | AdaptiveInput | CharacterInput, ByKind()]
 
 @dataclass(frozen=True, kw_only=True)
 class FullOutput(OutputLayer):
-    """One softmax over the whole vocabulary, after a projection if `dim` is not the decoder's."""
+    """One softmax over the whole vocabulary, after a projection if `dim` is not the decoder's
+    width."""
 
     dim: Positive
     """Width of the table."""
@@ -288,7 +292,7 @@ class FullOutput(OutputLayer):
         return table | _projection_params(self.dim, width)
 
     def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
-        # A shared table's parameters count as the input's, but its products are done here.
+        # The parameters of a shared table count as the input's, but its products are done here.
         return vocab_size * self.dim + sum(_projection_params(self.dim, width).values())
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
@@ -297,7 +301,7 @@ class FullOutput(OutputLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveOutput(Banded, OutputLayer):
-    """A softmax over the head's words and one class per tail band, and one softmax per tail."""
+    """A softmax over the head's words and the tail bands, and one softmax per tail band."""
 
     tail_dropout: float | tuple[float, ...] = 0.0
     """Dropout after each tail projection (section 5.4): one rate for all tails, or one per tail
@@ -338,7 +342,7 @@ class AdaptiveOutput(Banded, OutputLayer):
             "tie",
             tie.value,
             f"the head is scored without a projection, so output.dim={self.dim} must equal "
-            f"decoder.dim={width}; or use tie=head, which projects the head too",
+            f"decoder.dim={width}; or use tie=head, which also projects the head",
         )
         require(
             not (self.head_projection and tie.shares_head_projection),
@@ -369,7 +373,9 @@ class AdaptiveOutput(Banded, OutputLayer):
         # An untied layer projects once for head and tails; tied tails use the decoder's output.
         tail_input = width if tie.shares_embeddings else bands.dim
         tails = list(zip(pairwise(bands.edges), bands.sizes, bands.widths, strict=True))[1:]
-        return head + sum(share(*ids) * own * (size + tail_input) for ids, size, own in tails)
+        return head + sum(
+            share(*ids) * band_width * (size + tail_input) for ids, size, band_width in tails
+        )
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
         return f"adaptive {_band_sizes(self.bands(vocab_size))}"
@@ -388,7 +394,8 @@ def _band_tables(bands: Bands) -> dict[str, int]:
 
 
 def _band_projections(bands: Bands, width: int) -> dict[str, int]:
-    return {f"projection.band{band}": own * width for band, own in enumerate(bands.widths)}
+    pairs = enumerate(bands.widths)
+    return {f"projection.band{band}": band_width * width for band, band_width in pairs}
 
 
 def _band_sizes(bands: Bands) -> str:

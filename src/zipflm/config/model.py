@@ -60,7 +60,7 @@ class ModelConfig(Checked):
     def __post_init__(self) -> None:
         object.__setattr__(self, "tie", Tie(self.tie))  # accepts the value as text
         super().__post_init__()
-        # Bands check cutoffs and widths. Do it now rather than when the model is built.
+        # Creating the bands checks cutoffs and widths before a model is built.
         checks: dict[str, Callable[[], object]] = {
             "input": lambda: (self.num_predicted, self.input_bands),
             "output": lambda: self.output_bands,
@@ -102,24 +102,24 @@ class ModelConfig(Checked):
         return self.input.num_predicted(self.vocab_size)
 
     def factorization(self, unit: Unit) -> str | None:
-        """The paper's label, `SM` to `ADP-T`, or None if the paper has no such model."""
-        own = Factorization(
+        """Return the paper's label, `SM` to `ADP-T`, or None if the paper has no such model."""
+        factorization = Factorization(
             type(self.input), type(self.output), is_tied=self.tie != Tie.NONE, unit=unit
         )
-        return next((label for label, known in BY_LABEL.items() if known == own), None)
+        return next((label for label, known in BY_LABEL.items() if known == factorization), None)
 
     def describe(self, unit: Unit) -> tuple[str, str]:
-        """Names of the input and output layers as in the paper's tables."""
+        """Return descriptions of the input and output layers, as in the paper's tables."""
         input = self.input.describe(self.vocab_size, unit)
         output = self.output.describe(self.num_predicted, unit)
         return input, output if self.tie == Tie.NONE else f"{output} (tied)"
 
     def num_params(self) -> int:
-        """Number of trainable parameters; shared ones count once."""
+        """Return the number of trainable parameters. Shared ones count once."""
         return sum(self.params_by_part().values())
 
     def params_by_part(self) -> dict[str, int]:
-        """Number of trainable parameters of each part, from input to output."""
+        """Return the number of trainable parameters of each part, from input to output."""
         decoder = self.decoder
         by_layer = {
             "input": self.input.params(self.vocab_size, decoder.dim),
@@ -133,9 +133,9 @@ class ModelConfig(Checked):
         }
 
     def products_per_token(self, share: Share, block: int) -> float:
-        """Multiply-adds to predict one token in a block of this length.
+        """Return the number of multiply-adds to predict one token in a block of this length.
 
-        A token only uses the weights of its own band; `share` gives the frequency of each band.
+        A token only uses the weights of its band; `share` gives the frequency of each band.
         """
         decoder = self.decoder
         return (

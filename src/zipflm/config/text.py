@@ -1,4 +1,4 @@
-"""Splitting of lines into words (`Splitting`), and of token streams into `Blocks`."""
+"""Configuration of how lines are split into words, and token streams into blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Unit = Literal["word", "bpe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks(Checked):
-    """Blocks of at most `block` tokens, of which the first `context` are not scored."""
+    """Blocks of up to `block` tokens. The first `context` of them are not scored."""
 
     break_mode: BreakMode
     """`none`: cut after exactly `block` tokens. `complete`: fill each block with whole sentences.
@@ -44,7 +44,7 @@ class Blocks(Checked):
 
     @property
     def has_one_length(self) -> bool:
-        """Whether all blocks except the last have the same length."""
+        """True if all blocks except the last have the same length."""
         return self.break_mode in ("none", "stream")
 
 
@@ -60,7 +60,7 @@ class Splitting(Checked):
 
     @property
     def is_plain(self) -> bool:
-        """Whether splitting only uses white space, so that words contain all other characters."""
+        """True if lines are only split at white space."""
         return self == PLAIN
 
     def __str__(self) -> str:

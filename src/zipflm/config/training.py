@@ -47,19 +47,19 @@ class BatchConfig(Checked):
         _ = self.blocks
         try:
             _ = self.eval_blocks
-        except ValueError as error:  # which names the field of Blocks
+        except ValueError as error:  # starts with the name of the field
             raise ValueError(f"eval_{error}") from None
         require(
             self.eval_break_mode != "stream",
             "eval_break_mode",
             self.eval_break_mode,
-            "not supported for validation; use none, and evaluate with --break stream",
+            "not supported for validation; use none, and run `zipflm evaluate --break stream`",
         )
         require(
             self.break_mode == "sentence" or self.tokens >= self.block,
             "tokens",
             self.tokens,
-            f"a block of {self.block} tokens does not fit; raise tokens or lower block",
+            f"must be at least block={self.block}; raise tokens or lower block",
         )
 
     @property
@@ -160,7 +160,7 @@ class WarmupDecay(Checked):
             self.warmup + self.decay <= 1 + 1e-9,
             "decay",
             self.decay,
-            f"exceeds all updates together with warmup={self.warmup}; lower one of them",
+            f"decay and warmup={self.warmup} add up to more than 1; lower one of them",
         )
 
 
@@ -181,8 +181,8 @@ class TrainingConfig(Checked):
     """Length of the run in passes over the training text, instead of max_updates. The schedule is
     scaled to this length. 0: use max_updates."""
     patience: Count = 0
-    """Stop when the valid loss has not improved for this many validations in a row. A checkpoint is
-    saved whenever it improves. 0: never stop early."""
+    """Stop when the validation loss has not improved for this many validations in a row. A
+    checkpoint is saved whenever it improves. 0: never stop early."""
     tokens_per_update: Positive = 65_536
     """Tokens per update over all devices. Gradients are accumulated to reach it."""
     clip_norm: NotNegative = 0.1
@@ -202,8 +202,8 @@ class TrainingConfig(Checked):
     """With several processes: replicate the model (`ddp`) or shard it (`fsdp`)."""
     tables: Literal["replicated", "sharded"] = "replicated"
     """With several processes: `sharded` splits the rows of each word table over the processes, for
-    vocabularies too large for one device. The result is the same, and a resumed run may change
-    it."""
+    vocabularies too large for one device. The result is the same, and it can be changed when a run
+    is resumed."""
     seed: Count = 1
     """Seed for initial weights, data order and dropout."""
     report_every: Positive = 100
@@ -211,9 +211,10 @@ class TrainingConfig(Checked):
     validate_every: Count = 2_000
     """Updates between validations (0: only at the end)."""
     validate_share: float = 1.0
-    """Maximum share of the valid set to score during training. The sample is fixed, spread over the
-    whole set, and at most a quarter of the tokens trained on since the last validation (but at
-    least 2,000 words). The whole set is scored at checkpoints and at the end."""
+    """Maximum fraction of the validation set to score during training. The sample is fixed, spread
+    over the whole set, and limited to a quarter of the tokens trained on since the last validation
+    (but at least 2,000 words). The whole set is scored at the end, and at validations that coincide
+    with a checkpoint."""
     checkpoint_every: Count = 2_000
     """Updates between checkpoints (0: only at the end)."""
     max_bad_updates: Positive = 20
@@ -233,7 +234,7 @@ class TrainingConfig(Checked):
             not self.patience or self.validate_every > 0,
             "patience",
             self.patience,
-            "needs validate_every above 0; raise it, or leave patience out",
+            "needs validate_every above 0; raise it, or use patience=0",
         )
         ends = [end for end, _ in self.stages]
         require(
@@ -243,7 +244,7 @@ class TrainingConfig(Checked):
             "must end at increasing fractions between 0 and 1, e.g. 0.3:128,0.8:256",
         )
         for _, block in self.stages:
-            require(block >= 1, "stages", self.stages, "blocks have at least 1 token")
+            require(block >= 1, "stages", self.stages, "block lengths must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,45 +262,46 @@ class Config(ModelConfig):
             self.name != "" and self.name.isprintable(),
             "name",
             self.name,
-            "give characters that can be printed",
+            "must be non-empty and printable",
         )
         require(
             self.batches.unit == "word" or self.num_predicted == self.vocab_size,
             "input.predicted_words",
             self.num_predicted,
-            "counts words; a model of sub-words can spell every word, so leave it out",
+            "not supported for sub-word models, which can predict every word; leave it out",
         )
         is_transformer = not self.decoder.has_constant_state
         require(
             self.training.recompute == "none" or is_transformer,
             "training.recompute",
             self.training.recompute,
-            "is for Transformers; use training.recompute=none",
+            "only supported for Transformers; use training.recompute=none",
         )
         require(
             self.training.parallel == "ddp" or is_transformer,
             "training.parallel",
             self.training.parallel,
-            "is for Transformers; use training.parallel=ddp",
+            "only supported for Transformers; use training.parallel=ddp",
         )
         require(
             self.training.parallel != "fsdp" or not self.input.has_sparse_gradients,
             "input.sparse",
             True,
-            "training.parallel=fsdp spreads whole gradients over the processes; use "
-            "training.parallel=ddp, or leave input.sparse out",
+            "not supported with training.parallel=fsdp; use training.parallel=ddp or "
+            "input.sparse=false",
         )
         require(
             self.training.tables != "sharded" or not self.input.has_sparse_gradients,
             "input.sparse",
             True,
-            "training.tables=sharded has gradients of whole shards; use "
-            "training.tables=replicated, or leave input.sparse out",
+            "not supported with training.tables=sharded; use training.tables=replicated or "
+            "input.sparse=false",
         )
         for _, block in self.training.stages:
             require(
                 self.batches.break_mode == "sentence" or block <= self.batches.tokens,
                 "training.stages",
                 self.training.stages,
-                f"a block of {block} does not fit into batches.tokens={self.batches.tokens}",
+                f"a block of {block} exceeds batches.tokens={self.batches.tokens}; raise it, or "
+                "use shorter blocks",
             )

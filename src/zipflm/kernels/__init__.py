@@ -1,6 +1,6 @@
-"""The operations that determine speed, each with a reference and a fast implementation.
+"""Performance-critical operations, each with a reference and fast implementations.
 
-`impl` chooses per call: `reference` is plain PyTorch, `fused` and `auto` use the fast
+`impl` selects one per call: `reference` is plain PyTorch, `fused` and `auto` use the fast
 implementation where it is supported.
 """
 
@@ -20,12 +20,13 @@ from zipflm.kernels.reference import statistics_dtype as statistics_dtype
 
 Impl = Literal["auto", "reference", "fused"]
 Rows = Literal["most", "few"]
-"""Roughly how many rows are active: a hint by the caller, to avoid a device synchronization."""
+"""A hint whether most or few rows are active. Counting them would synchronize the device."""
 
 _MAX_WIDTH_WITH_MOST_ROWS = 128
-"""Kernels that keep logits in registers win by skipping rows. If most rows are active they win only
-for narrow layers: on an H200 with 267,744 words, 16 ms against 29 ms at width 64, but 55 ms against
-36 ms at width 256 and 210 ms against 54 ms at width 512."""
+"""Kernels that keep logits in registers are faster because they skip inactive rows. If most rows
+are active, they are faster only for narrow layers: on an H200 with 267,744 words, 16 ms instead of
+29 ms at width 64, but 55 ms instead of 36 ms at width 256 and 210 ms instead of 54 ms at width
+512."""
 
 
 def linear_nll(
@@ -37,10 +38,10 @@ def linear_nll(
     *,
     rows: Rows = "most",
 ) -> Tensor:
-    """-log softmax(hidden @ weight.T)[target] per row; exactly 0 where not active.
+    """Return -log softmax(hidden @ weight.T)[target] of each row; exactly 0 for inactive rows.
 
     Follows autocast like built-in operations, with statistics in float32 (float64 for float64
-    inputs). The fast implementations only have a first derivative; `create_graph=True`,
+    inputs). The fast implementations only support first derivatives; `create_graph=True`,
     forward-mode differentiation and `torch.func` transforms use the reference.
     """
     hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
@@ -76,16 +77,15 @@ def linear_nll_sum(
     *,
     rows: Rows = "most",
 ) -> Tensor:
-    """The sum of `linear_nll` over all rows, a scalar that is faster to train with.
+    """Return the sum of `linear_nll` over all rows. Training with it is faster.
 
-    Its gradients are computed in the forward pass, because all rows have the same upstream
-    gradient.
+    All rows have the same upstream gradient, so gradients are computed in the forward pass.
     """
     hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
     inputs = hidden_NE, weight_VE, targets_N, active_N
     nll = _choose(hidden_NE, impl, rows)
     needs_grad = torch.is_grad_enabled() and (hidden_NE.requires_grad or weight_VE.requires_grad)
-    # In float16 small gradients vanish unless the loss scale is applied before rounding.
+    # In float16 small gradients underflow unless the loss scale is applied before rounding.
     if nll is reference.linear_nll or not needs_grad or hidden_NE.dtype == torch.float16:
         return nll(*inputs).sum()
     if nll is linear_nll_chunked.linear_nll:

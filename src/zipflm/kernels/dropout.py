@@ -20,9 +20,9 @@ LEVELS = 1 << 16
 
 
 def new_seed(x: Tensor, rate: float, training: bool) -> Tensor | None:
-    """A seed from torch's generator, for calls on a GPU that must draw the same mask twice.
+    """Draw a seed from torch's generator, for calls on a GPU that must draw the same mask twice.
 
-    None if nothing is dropped, and on a CPU, where torch's generator decides.
+    Returns None if nothing is dropped, and on a CPU, where the state of torch's generator decides.
     """
     if not training or rate == 0 or not x.is_cuda:
         return None
@@ -76,7 +76,7 @@ def relu_dropout(
 
 
 class _ReluDropout(torch.autograd.Function):
-    """In place as far as possible: on a CPU, touching new memory takes longer than computing."""
+    """Works in place where possible: on a CPU, touching new memory takes longer than computing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
@@ -94,41 +94,41 @@ class _ReluDropout(torch.autograd.Function):
 
 
 def _is_cpu_eager(x: Tensor) -> bool:
-    """Whether to use `noise`, which the compiler cannot trace."""
+    """True if `noise` can be used, which the compiler cannot trace."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def scale(threshold: int) -> float:
-    """Factor for the kept elements if `threshold` of LEVELS are dropped."""
+    """Return the factor for kept elements if `threshold` of LEVELS are dropped."""
     return LEVELS / (LEVELS - threshold)
 
 
 def noise(shape: torch.Size, dtype: torch.dtype, threshold: int) -> Tensor:
-    """Multiplicative noise on a CPU: 0 with probability threshold / LEVELS, otherwise `scale`."""
+    """Draw multiplicative noise on a CPU: 0 with probability threshold / LEVELS, else `scale`."""
     bits: Tensor = _random_bits(torch.randint(1 << 62, (), device="cpu"), shape.numel())
-    # Floats throughout, because converting a bool mask takes longer than making it. They must hold
-    # 16 bits exactly until the comparison.
+    # Use floats throughout, because converting a bool mask takes longer than creating it. They must
+    # represent 16 bits exactly until the comparison.
     kept = bits.view(shape).to(statistics_dtype(dtype)).ge_(threshold - LEVELS // 2)
     return kept.mul_(scale(threshold)).to(dtype)
 
 
 # An operator, because tracers cannot read the value of the seed.
 @torch.library.custom_op("zipflm::random_bits", mutates_args=())
-def _random_bits(seed: Tensor, number: int) -> Tensor:
-    """`number` random int16. NumPy takes less than half the time of torch, and keeps the raw stream
-    of a generator stable across versions; torch is the fallback."""
-    num_draws = (number + 3) // 4
+def _random_bits(seed: Tensor, count: int) -> Tensor:
+    """Draw `count` random int16. NumPy takes less than half the time of torch, and the raw stream
+    of its generators is stable across versions. torch is the fallback."""
+    num_draws = (count + 3) // 4
     try:
         import numpy as np
-    except ImportError:  # the layers need nothing but torch
+    except ImportError:  # the layers only require torch
         generator = torch.Generator().manual_seed(int(seed))
         low, high = -(1 << 63), (1 << 63) - 1
         draws = torch.randint(low, high, (num_draws,), generator=generator, device=seed.device)
-        return draws.view(torch.int16)[:number]
+        return draws.view(torch.int16)[:count]
     raw = np.random.SFC64(int(seed)).random_raw(num_draws)
-    return torch.from_numpy(raw.view(np.int16)[:number])
+    return torch.from_numpy(raw.view(np.int16)[:count])
 
 
 @_random_bits.register_fake
-def _(seed: Tensor, number: int) -> Tensor:
-    return seed.new_empty(number, dtype=torch.int16)
+def _(seed: Tensor, count: int) -> Tensor:
+    return seed.new_empty(count, dtype=torch.int16)

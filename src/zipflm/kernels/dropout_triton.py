@@ -1,7 +1,7 @@
 """Dropout on a GPU.
 
 Philox generates 128 bits at a time. The compiler's dropout uses 32 of them for one element, which
-costs more time than reading and writing the element; here eight elements share one draw.
+takes longer than reading and writing the element. Here eight elements share one draw.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from zipflm.kernels.dropout import scale
 _BLOCK = 1024
 _ROWS, _COLUMNS = 8, 512  # block of the ReLU's backward pass
 _MAX_PROGRAMS = 65_535  # along the second axis of a grid
-# Seven rounds pass all known statistical tests; ten are the usual safety margin.
+# Seven rounds pass all known statistical tests. Ten, the usual default, add a safety margin.
 _ROUNDS = tl.constexpr(7)
 
 
 @triton.jit
-def _keep_kernel(keep_ptr, seed_ptr, number, threshold, BLOCK: tl.constexpr):
-    """keep [number] bool: true where 16 random bits are `threshold` or more."""
-    places, bits = _draw(seed_ptr, BLOCK)
-    for part in tl.static_range(8):
-        keep = _bits_of(bits, part) >= threshold
-        tl.store(keep_ptr + places + part * BLOCK, keep, mask=places + part * BLOCK < number)
+def _keep_kernel(keep_ptr, seed_ptr, count, threshold, BLOCK: tl.constexpr):
+    """Store keep [count] bool: true where 16 random bits are at least `threshold`."""
+    offsets, bits = _draw(seed_ptr, BLOCK)
+    for index in tl.static_range(8):
+        keep = _select_bits(bits, index) >= threshold
+        tl.store(keep_ptr + offsets + index * BLOCK, keep, mask=offsets + index * BLOCK < count)
 
 
 @triton.jit
-def _relu_kernel(x_ptr, y_ptr, seed_ptr, number, threshold, scale, BLOCK: tl.constexpr):
-    """y = relu(x) * scale where 16 random bits are `threshold` or more, 0 elsewhere."""
-    places, bits = _draw(seed_ptr, BLOCK)
-    for part in tl.static_range(8):
-        here = places + part * BLOCK
-        x = tl.load(x_ptr + here, mask=here < number, other=0.0).to(tl.float32)
-        is_kept = (x > 0) & (_bits_of(bits, part) >= threshold)
+def _relu_kernel(x_ptr, y_ptr, seed_ptr, count, threshold, scale, BLOCK: tl.constexpr):
+    """Store y = relu(x) * scale where 16 random bits are at least `threshold`, 0 elsewhere."""
+    first_offsets, bits = _draw(seed_ptr, BLOCK)
+    for index in tl.static_range(8):
+        offsets = first_offsets + index * BLOCK
+        x = tl.load(x_ptr + offsets, mask=offsets < count, other=0.0).to(tl.float32)
+        is_kept = (x > 0) & (_select_bits(bits, index) >= threshold)
         y = tl.where(is_kept, x * scale, 0.0)
-        tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=here < number)
+        tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=offsets < count)
 
 
 @triton.jit
 def _draw(seed_ptr, BLOCK: tl.constexpr):
-    """Places of the first of a program's eight blocks of elements, and 128 bits per lane."""
+    """Return the offsets of the first of a program's eight blocks, and 128 random bits per lane."""
     program = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     counter = (program * BLOCK + lanes).to(tl.uint32)
@@ -54,14 +54,14 @@ def _draw(seed_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _bits_of(bits, part: tl.constexpr):
-    """The 16 bits of one of the eight blocks."""
-    return ((bits[part // 2] >> (16 * (part % 2))) & 0xFFFF).to(tl.int32)
+def _select_bits(bits, index: tl.constexpr):
+    """Select the 16 bits of one of the eight blocks."""
+    return ((bits[index // 2] >> (16 * (index % 2))) & 0xFFFF).to(tl.int32)
 
 
 @torch.library.custom_op("zipflm::keep_mask", mutates_args=())
 def keep_mask(like: Tensor, seed: Tensor, threshold: int) -> Tensor:
-    """A mask shaped like `like`; each element is false with probability threshold / 65,536.
+    """Draw a mask shaped like `like`. Each element is False with probability threshold / 65,536.
 
     `seed` is one int64 on the device.
     """
@@ -90,31 +90,31 @@ def _relu_backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """dx = grad * scale where y is not 0, and its sums over this program's rows."""
+    """Store dx, grad * scale where y is above 0, and its column sums over this program's rows."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1) * rows_per_program
     last = tl.minimum(first + rows_per_program, num_rows)
     sums = tl.zeros([COLUMNS], tl.float32)
     for start in range(first, last, ROWS):
         rows = start + tl.arange(0, ROWS)
-        places = rows.to(tl.int64)[:, None] * width + columns[None, :]
+        offsets = rows.to(tl.int64)[:, None] * width + columns[None, :]
         inside = (rows < last)[:, None] & (columns < width)[None, :]
-        y = tl.load(y_ptr + places, mask=inside, other=0.0)
-        grad = tl.load(grad_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + offsets, mask=inside, other=0.0)
+        grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
         dx = tl.where(y > 0, grad * scale, 0.0).to(dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + places, dx, mask=inside)
+        tl.store(dx_ptr + offsets, dx, mask=inside)
         sums += tl.sum(dx.to(tl.float32), 0)
     tl.store(sums_ptr + tl.program_id(1) * width + columns, sums, mask=columns < width)
 
 
 @torch.library.custom_op("zipflm::relu_dropout", mutates_args=())
 def relu_dropout(x: Tensor, bias: Tensor | None, seed: Tensor, threshold: int) -> Tensor:
-    """ReLU, then dropout with the mask of `keep_mask`.
+    """Apply ReLU, then dropout with the mask of `keep_mask`.
 
-    The backward pass needs only the result: it is 0 wherever the ReLU or the mask made it 0.
+    The backward pass only needs the result, which is 0 wherever the ReLU or the mask made it 0.
 
     `bias` was already added to `x` without a gradient. The backward pass sums its gradient while
-    writing that of `x`; a separate sum would have to read it again.
+    it stores the gradient of `x`; a separate sum would have to read that again.
     """
     x = x.contiguous()
     y = torch.empty_like(x)
@@ -132,7 +132,7 @@ def _(x: Tensor, bias: Tensor | None, seed: Tensor, threshold: int) -> Tensor:
 
 @torch.library.custom_op("zipflm::relu_dropout_backward", mutates_args=())
 def relu_dropout_backward(grad: Tensor, y: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
-    """Gradient of x, shaped like `y`, and its float32 sums over all but the last dimension."""
+    """Return the gradient of x, and its float32 sums over all dimensions except the last."""
     grad, width = grad.contiguous(), y.shape[-1]
     dx = torch.empty_like(y)
     num_rows = y.numel() // max(width, 1)

@@ -1,11 +1,11 @@
 """`linear_nll` for narrow bands on a GPU, with logits kept in registers.
 
-The tiles (a block of rows by a block of words) of all active rows are distributed evenly over as
-many programs as the device runs at once. Results for the same rows are combined afterwards in a
-fixed order, so that they are deterministic.
+The tiles (a block of rows by a block of words) of all active rows are distributed evenly over two
+programs per multiprocessor. Results for the same rows are combined afterwards in a fixed order, so
+that they are deterministic.
 
 Shapes: N tokens (active ones first), E width, V words, S segments (the tiles of one block of rows
-that one program computes), R rows of a block.
+that are computed by one program), R rows of a block.
 """
 
 from __future__ import annotations
@@ -40,46 +40,47 @@ def rows_kernel(
     WITH_MEAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Log-sum-exp of each row's logits and mean of the weights, over this program's tiles."""
+    """Compute each row's log-sum-exp and the softmax-weighted mean of the word vectors, over this
+    program's tiles."""
     program = tl.program_id(0)
     count = tl.load(count_ptr)
     num_tiles = tl.cdiv(num_words, WORDS)
-    place, end = _share(program, tl.num_programs(0), count, num_tiles, ROWS)
+    position, end = _tile_range(program, tl.num_programs(0), count, num_tiles, ROWS)
     columns = tl.arange(0, WIDTH)
-    while place < end:
-        row_block = (place // num_tiles).to(tl.int32)
-        first = (place % num_tiles).to(tl.int32)
-        last = tl.minimum(num_tiles, first + end - place).to(tl.int32)
+    while position < end:
+        row_block = (position // num_tiles).to(tl.int32)
+        first = (position % num_tiles).to(tl.int32)
+        last = tl.minimum(num_tiles, first + end - position).to(tl.int32)
         rows = row_block * ROWS + tl.arange(0, ROWS)
         hidden = _load(hidden_ptr, rows, columns, count, width, True, EXACT)
         # Online softmax: `top` is the largest logit so far, `total` the sum of exponentials.
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mean = tl.zeros([ROWS, WIDTH], tl.float32)
-        whole = tl.minimum(last, num_words // WORDS)
-        for tile in range(first, whole):
+        full = tl.minimum(last, num_words // WORDS)  # end of the tiles without padding
+        for tile in range(first, full):
             # fmt: off
             top, total, mean = _absorb_words(
                 top, total, mean, hidden, weight_ptr, tile * WORDS, columns, num_words, width,
                 WORDS, False, EXACT, WITH_MEAN, PRECISION,
             )
             # fmt: on
-        if last > whole:
+        if last > full:
             # fmt: off
             top, total, mean = _absorb_words(
-                top, total, mean, hidden, weight_ptr, whole * WORDS, columns, num_words, width,
+                top, total, mean, hidden, weight_ptr, full * WORDS, columns, num_words, width,
                 WORDS, True, EXACT, WITH_MEAN, PRECISION,
             )
             # fmt: on
-        places = (program + row_block).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        tl.store(lse_ptr + places, top + tl.log2(total))
+        offsets = (program + row_block).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        tl.store(lse_ptr + offsets, top + tl.log2(total))
         if WITH_MEAN:
             tl.store(
-                mean_ptr + places[:, None] * width + columns[None, :],
+                mean_ptr + offsets[:, None] * width + columns[None, :],
                 mean / total[:, None],
                 mask=(columns < width)[None, :],
             )
-        place += last - first
+        position += last - first
 
 
 @triton.jit
@@ -94,7 +95,7 @@ def _absorb_words(
     num_words,
     width,
     WORDS: tl.constexpr,
-    BOUNDED: tl.constexpr,  # some of the words may be out of range
+    BOUNDED: tl.constexpr,  # words may be out of range
     EXACT: tl.constexpr,
     WITH_MEAN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -116,16 +117,16 @@ def _absorb_words(
 
 
 @triton.jit
-def join_kernel(
+def combine_kernel(
     segment_lse_ptr,  # [S, R] float32, base 2
     mean_ptr,  # [S, R, E] float32
     hidden_ptr,  # [N, E], active rows first
     weight_ptr,  # [V, E]
-    order_ptr,  # [N] tokens of the rows; the arrays below are in the order of tokens
+    order_ptr,  # [N] token of each row; the arrays below are in token order
     count_ptr,  # [1]
-    targets_ptr,  # [N]; -1 for a word of another part
+    targets_ptr,  # [N]; -1 for a word of another shard
     grad_ptr,  # [N] gradient of nll, if WITH_MEAN
-    whole_lse_ptr,  # [N] over the words of all parts, if IS_PART
+    full_lse_ptr,  # [N] over the words of all shards, if IS_SHARD
     nll_ptr,  # [N] out
     lse_ptr,  # [N] out
     d_hidden_ptr,  # [N, E] out, if WITH_MEAN
@@ -136,23 +137,23 @@ def join_kernel(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
-    SOME: tl.constexpr,
+    BLOCK: tl.constexpr,
     WITH_MEAN: tl.constexpr,
     WITH_GRAD: tl.constexpr,
-    IS_PART: tl.constexpr,
+    IS_SHARD: tl.constexpr,
 ):
-    """Combine the results of `rows_kernel` for a block of rows; zeros for inactive rows."""
-    start = tl.program_id(0) * SOME
+    """Combine the results of `rows_kernel` for a block of rows. Inactive rows get zeros."""
+    start = tl.program_id(0) * BLOCK
     count = tl.load(count_ptr)
-    rows = start + tl.arange(0, SOME)
+    rows = start + tl.arange(0, BLOCK)
     in_rows, is_active = rows < num_rows, rows < count
     columns = tl.arange(0, WIDTH)
     in_width = (columns < width)[None, :]
     tokens = tl.load(order_ptr + rows, mask=in_rows, other=0)
     row_block = start // ROWS
-    top = tl.full([SOME], float("-inf"), tl.float32)
-    total = tl.zeros([SOME], tl.float32)
-    mean = tl.zeros([SOME, WIDTH], tl.float32)
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    mean = tl.zeros([BLOCK, WIDTH], tl.float32)
     if start < count:
         num_tiles = tl.cdiv(num_words, WORDS)
         per_program = tl.cdiv(tl.cdiv(count, ROWS).to(tl.int64) * num_tiles, programs)
@@ -160,21 +161,21 @@ def join_kernel(
         first = (first_tile // per_program).to(tl.int32)
         last = ((first_tile + num_tiles - 1) // per_program).to(tl.int32)
         for program in range(first, last + 1):
-            places = (program + row_block).to(tl.int64) * ROWS + rows - row_block * ROWS
-            lse = tl.load(segment_lse_ptr + places)
+            offsets = (program + row_block).to(tl.int64) * ROWS + rows - row_block * ROWS
+            lse = tl.load(segment_lse_ptr + offsets)
             new_top = tl.maximum(top, lse)
             shrink, grow = tl.exp2(top - new_top), tl.exp2(lse - new_top)
             total = total * shrink + grow
             if WITH_MEAN:
-                part = tl.load(
-                    mean_ptr + places[:, None] * width + columns[None, :], mask=in_width, other=0.0
+                segment_mean = tl.load(
+                    mean_ptr + offsets[:, None] * width + columns[None, :], mask=in_width, other=0.0
                 )
-                mean = mean * shrink[:, None] + part * grow[:, None]
+                mean = mean * shrink[:, None] + segment_mean * grow[:, None]
             top = new_top
     total = tl.where(is_active, total, 1.0)
     targets = tl.load(targets_ptr + tokens, mask=is_active, other=-1)
     has_target = (targets >= 0) & is_active
-    own = tl.load(
+    target_weight = tl.load(
         weight_ptr + targets.to(tl.int64)[:, None] * width + columns[None, :],
         mask=has_target[:, None] & in_width,
         other=0.0,
@@ -185,15 +186,15 @@ def join_kernel(
         other=0.0,
     ).to(tl.float32)
     lse = top + tl.log2(total)
-    nll = lse * _LN_2 - tl.sum(hidden * own, 1)
+    nll = lse * _LN_2 - tl.sum(hidden * target_weight, 1)
     tl.store(nll_ptr + tokens, tl.where(is_active, nll, 0.0), mask=in_rows)
     tl.store(lse_ptr + tokens, tl.where(is_active, lse * _LN_2, 0.0), mask=in_rows)
     if WITH_MEAN:
         mean = mean / total[:, None]
-        if IS_PART:
-            whole_lse = tl.load(whole_lse_ptr + tokens, mask=is_active, other=0.0)
-            mean *= tl.exp2(lse - whole_lse * _LOG2_E)[:, None]
-        d_hidden = mean - own
+        if IS_SHARD:
+            full_lse = tl.load(full_lse_ptr + tokens, mask=is_active, other=0.0)
+            mean *= tl.exp2(lse - full_lse * _LOG2_E)[:, None]
+        d_hidden = mean - target_weight
         if WITH_GRAD:
             d_hidden *= tl.load(grad_ptr + tokens, mask=is_active, other=0.0)[:, None]
         tl.store(
@@ -221,26 +222,26 @@ def weight_gradient_kernel(
     WITH_GRAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(softmax - onehot) * gradient, transposed, @ hidden, for one block of words."""
+    """Compute ((softmax - onehot) * gradient).T @ hidden for one block of words."""
     words = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     columns = tl.arange(0, WIDTH)
-    # Out-of-range words repeat the last word.
-    real = tl.minimum(words, num_words - 1)
-    weight = _load(weight_ptr, real, columns, num_words, width, False, EXACT)
+    # Out-of-range words load the last word's row.
+    clamped = tl.minimum(words, num_words - 1)
+    weight = _load(weight_ptr, clamped, columns, num_words, width, False, EXACT)
     d_weight = tl.zeros([WORDS, WIDTH], tl.float32)
     count = tl.load(count_ptr)
-    whole = count // ROWS
-    for block in range(0, whole):
+    num_full = count // ROWS
+    for block in range(0, num_full):
         # fmt: off
         d_weight = _absorb_rows(
             d_weight, weight, words, hidden_ptr, targets_ptr, lse_ptr, grad_ptr, block * ROWS,
             columns, count, width, ROWS, False, EXACT, WITH_GRAD, PRECISION,
         )
         # fmt: on
-    if whole * ROWS < count:
+    if num_full * ROWS < count:
         # fmt: off
         d_weight = _absorb_rows(
-            d_weight, weight, words, hidden_ptr, targets_ptr, lse_ptr, grad_ptr, whole * ROWS,
+            d_weight, weight, words, hidden_ptr, targets_ptr, lse_ptr, grad_ptr, num_full * ROWS,
             columns, count, width, ROWS, True, EXACT, WITH_GRAD, PRECISION,
         )
         # fmt: on
@@ -265,23 +266,23 @@ def _absorb_rows(
     count,
     width,
     ROWS: tl.constexpr,
-    BOUNDED: tl.constexpr,  # some of the rows may be out of range
+    BOUNDED: tl.constexpr,  # rows may be out of range
     EXACT: tl.constexpr,
     WITH_GRAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     rows = start + tl.arange(0, ROWS)
     hidden = _load(hidden_ptr, rows, columns, count, width, BOUNDED, EXACT)
-    # An infinite log-sum-exp disables an out-of-range row. The results of out-of-range words are
-    # not stored.
+    # An infinite log-sum-exp makes the softmax of an out-of-range row 0. The results of
+    # out-of-range words are not stored.
     if BOUNDED:
         lse = tl.load(lse_ptr + rows, mask=rows < count, other=float("inf"))
         targets = tl.load(targets_ptr + rows, mask=rows < count, other=-1)
     else:
         lse = tl.load(lse_ptr + rows)
         targets = tl.load(targets_ptr + rows)
-    # Rows down, words across: each thread then has few rows, whose values stay the same throughout
-    # the loop.
+    # With rows as the first dimension, each thread holds few rows, so few values of lse, targets
+    # and grad.
     logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
     d_logits = tl.exp2(logits * _LOG2_E - (lse * _LOG2_E)[:, None])
     d_logits = tl.where(words[None, :] == targets[:, None], d_logits - 1.0, d_logits)
@@ -295,27 +296,27 @@ def _absorb_rows(
 
 
 @triton.jit
-def _share(program, programs, count, num_tiles, ROWS: tl.constexpr):
-    """Start and end of a program's share of the tiles of all active rows."""
+def _tile_range(program, programs, count, num_tiles, ROWS: tl.constexpr):
+    """Return the start and end of a program's tiles, counted over all active rows."""
     total = tl.cdiv(count, ROWS).to(tl.int64) * num_tiles
     per_program = tl.cdiv(total, programs)
-    place = tl.minimum(program * per_program, total)
-    return place, tl.minimum(place + per_program, total)
+    start = tl.minimum(program * per_program, total)
+    return start, tl.minimum(start + per_program, total)
 
 
 @triton.jit
 def _load(ptr, rows, columns, num_rows, width, BOUNDED: tl.constexpr, EXACT: tl.constexpr):
-    """Rows of a matrix, with zeros out of range."""
-    places = ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
+    """Load rows of a matrix, with zeros where out of range."""
+    pointers = ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
     if BOUNDED and EXACT:
-        return tl.load(places, mask=(rows < num_rows)[:, None], other=0.0)
+        return tl.load(pointers, mask=(rows < num_rows)[:, None], other=0.0)
     elif BOUNDED:
         mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
-        return tl.load(places, mask=mask, other=0.0)
+        return tl.load(pointers, mask=mask, other=0.0)
     elif EXACT:
-        return tl.load(places)
+        return tl.load(pointers)
     else:
-        return tl.load(places, mask=(columns < width)[None, :], other=0.0)
+        return tl.load(pointers, mask=(columns < width)[None, :], other=0.0)
 
 
 MAX_WIDTH = 512
@@ -328,25 +329,25 @@ class _Blocks(NamedTuple):
     stages: int
 
 
-# By kernel and maximum width: the fastest of eight or nine choices on an H200, with 3 to 24 % of
-# the rows active and with all of them.
+# Block sizes by kernel and maximum width: the fastest of 8-9 candidates on an H200, measured with
+# 3-24 % and 100 % of rows active.
 _BLOCKS = {
     "lse": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},
     "mean": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},
     "weight": {128: _Blocks(64, 128, 4, 3), 256: _Blocks(64, 64, 4, 2)},
 }
-# Programs per multiprocessor.
-_PROGRAMS = 2
-_JOINED_ROWS = 16
+_PROGRAMS_PER_MULTIPROCESSOR = 2
+_COMBINED_ROWS = 16
 
 
 def _meta(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Block sizes with which a block of rows, a block of words and a sum fit in registers."""
+    """Choose block sizes so that a tile of rows, a tile of words and the accumulator fit in
+    registers."""
     padded = max(16, triton.next_power_of_2(width))
     if dtype == torch.float32:
         blocks = _Blocks(32, 32, 4, 2) if padded <= 128 else _Blocks(16, 16, 8, 2)
     else:
-        fitting = [found for max_width, found in _BLOCKS[kernel].items() if padded <= max_width]
+        fitting = [sizes for max_width, sizes in _BLOCKS[kernel].items() if padded <= max_width]
         blocks = fitting[0] if fitting else _Blocks(32, 32, 8, 2)
     return {
         "ROWS": blocks.rows,
@@ -362,29 +363,33 @@ def _meta(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
 def _num_programs(device: torch.device) -> int:
     if device.type != "cuda":
         return 3  # the interpreter
-    return _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+    return (
+        _PROGRAMS_PER_MULTIPROCESSOR
+        * torch.cuda.get_device_properties(device).multi_processor_count
+    )
 
 
 class _Active(NamedTuple):
-    """Rows reordered with the active ones first, without a host synchronization."""
+    """Rows reordered so that active ones come first, without a host synchronization."""
 
     order_N: Tensor
-    number: Tensor
+    num_active: Tensor
+    """Number of active rows, [1]."""
     hidden_NE: Tensor
 
     @classmethod
-    def of(cls, hidden_NE: Tensor, active_N: Tensor) -> _Active:
-        ahead_N = active_N.cumsum(0)
+    def from_mask(cls, hidden_NE: Tensor, active_N: Tensor) -> _Active:
+        active_rank_N = active_N.cumsum(0)
         count = active_N.sum(dtype=torch.int32).view(1)
-        after_N = count + (~active_N).cumsum(0)
-        places_N = torch.where(active_N, ahead_N, after_N) - 1
-        order_N = torch.empty_like(places_N)
-        order_N.scatter_(0, places_N, torch.arange(len(places_N), device=places_N.device))
+        inactive_rank_N = count + (~active_N).cumsum(0)
+        positions_N = torch.where(active_N, active_rank_N, inactive_rank_N) - 1
+        order_N = torch.empty_like(positions_N)
+        order_N.scatter_(0, positions_N, torch.arange(len(positions_N), device=positions_N.device))
         return cls(order_N, count, hidden_NE[order_N])
 
 
 class _RowResults(NamedTuple):
-    """In the order of the tokens, 0 for inactive rows."""
+    """Results in token order, 0 for inactive rows."""
 
     nll_N: Tensor
     lse_N: Tensor
@@ -398,25 +403,25 @@ def _run_rows(
     targets_N: Tensor,
     with_mean: bool,
     grad_N: Tensor | None = None,
-    whole_lse_N: Tensor | None = None,
+    full_lse_N: Tensor | None = None,
 ) -> _RowResults:
-    """nll, log-sum-exp and, with `with_mean`, the gradient of hidden (times `grad_N`).
+    """Compute nll, log-sum-exp and, if `with_mean`, the gradient of hidden (times `grad_N`).
 
-    `whole_lse_N` is the log-sum-exp over the words of all parts of a split softmax.
+    `full_lse_N` is the log-sum-exp over the words of all shards of a sharded softmax.
     """
     kernel = "mean" if with_mean else "lse"
     hidden_NE, device = active.hidden_NE, active.hidden_NE.device
     num_rows, width = hidden_NE.shape
     meta = _meta(kernel, width, hidden_NE.dtype)
     programs = _num_programs(device)
-    # From one segment to the next either the program or the block of rows increases, so their sum
-    # identifies a segment.
+    # From one segment to the next the program, the block of rows, or both increase, so their sum is
+    # a unique index.
     num_segments = programs + triton.cdiv(num_rows, meta["ROWS"])
     lse_SR = torch.empty(num_segments, meta["ROWS"], device=device)
     mean_SRE = torch.empty(*lse_SR.shape, width if with_mean else 0, device=device)
     sizes = len(weight_VE), width
     rows_kernel[(programs,)](
-        *(hidden_NE, weight_VE, active.number, lse_SR, mean_SRE, *sizes),
+        *(hidden_NE, weight_VE, active.num_active, lse_SR, mean_SRE, *sizes),
         WITH_MEAN=with_mean,
         **meta,
     )
@@ -425,17 +430,17 @@ def _run_rows(
     lse_N = torch.empty_like(nll_N)
     d_hidden_NE = torch.empty_like(hidden_NE if with_mean else mean_SRE[0, :0])
     if num_rows:
-        join_kernel[(triton.cdiv(num_rows, _JOINED_ROWS),)](
-            *(lse_SR, mean_SRE, hidden_NE, weight_VE, active.order_N, active.number, targets_N),
-            *(nll_N if grad_N is None else grad_N, nll_N if whole_lse_N is None else whole_lse_N),
+        combine_kernel[(triton.cdiv(num_rows, _COMBINED_ROWS),)](
+            *(lse_SR, mean_SRE, hidden_NE, weight_VE, active.order_N, active.num_active, targets_N),
+            *(nll_N if grad_N is None else grad_N, nll_N if full_lse_N is None else full_lse_N),
             *(nll_N, lse_N, d_hidden_NE, num_rows, *sizes, programs),
             ROWS=meta["ROWS"],
             WORDS=meta["WORDS"],
             WIDTH=meta["WIDTH"],
-            SOME=_JOINED_ROWS,
+            BLOCK=_COMBINED_ROWS,
             WITH_MEAN=with_mean,
             WITH_GRAD=grad_N is not None,
-            IS_PART=whole_lse_N is not None,
+            IS_SHARD=full_lse_N is not None,
             num_warps=4,
         )
     return _RowResults(nll_N, lse_N, d_hidden_NE)
@@ -448,7 +453,7 @@ def _weight_gradient(
     lse_N: Tensor,
     grad_N: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the weights; without `grad_N`, that of the sum of all rows, unrounded."""
+    """Compute the gradient of the weights; without `grad_N`, that of the summed nll in float32."""
     hidden_NE, order_N = active.hidden_NE, active.order_N
     meta = _meta("weight", hidden_NE.shape[1], hidden_NE.dtype)
     dtype = torch.float32 if grad_N is None else weight_VE.dtype
@@ -457,7 +462,7 @@ def _weight_gradient(
     weight_gradient_kernel[(triton.cdiv(len(weight_VE), meta["WORDS"]),)](
         *(hidden_NE, weight_VE, targets_N[order_N], lse_N),
         lse_N if grad_N is None else grad_N[order_N],
-        *(d_weight_VE, active.number, *weight_VE.shape),
+        *(d_weight_VE, active.num_active, *weight_VE.shape),
         WITH_GRAD=grad_N is not None,
         **meta,
     )
@@ -467,8 +472,8 @@ def _weight_gradient(
 def forward(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """nll_N and the log-sum-exp of every row, both 0 where not active."""
-    active = _Active.of(hidden_NE, active_N)
+    """Return nll_N and the log-sum-exp of every row, both 0 for inactive rows."""
+    active = _Active.from_mask(hidden_NE, active_N)
     rows = _run_rows(active, weight_VE.contiguous(), targets_N, with_mean=False)
     return rows.nll_N, rows.lse_N
 
@@ -481,8 +486,8 @@ def backward(
     active_N: Tensor,
     lse_N: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of hidden and weight; `lse_N` may be over more words than these."""
-    active, weight_VE = _Active.of(hidden_NE, active_N), weight_VE.contiguous()
+    """Return the gradients of hidden and weight. `lse_N` may cover more words than `weight_VE`."""
+    active, weight_VE = _Active.from_mask(hidden_NE, active_N), weight_VE.contiguous()
     grad_N, lse_N = grad_N.float().contiguous(), lse_N.contiguous()
     rows = _run_rows(active, weight_VE, targets_N, True, grad_N, lse_N)
     return rows.d_hidden_NE, _weight_gradient(active, weight_VE, targets_N, lse_N, grad_N)
@@ -491,14 +496,16 @@ def backward(
 def sum_and_gradients(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed nll of the active rows, and the gradients of hidden and (unrounded) of weight."""
-    active, weight_VE = _Active.of(hidden_NE, active_N), weight_VE.contiguous()
+    """Return the summed nll of the active rows, and the gradients of hidden and weight, the latter
+    in float32."""
+    active, weight_VE = _Active.from_mask(hidden_NE, active_N), weight_VE.contiguous()
     rows = _run_rows(active, weight_VE, targets_N, with_mean=True)
     d_weight_VE = _weight_gradient(active, weight_VE, targets_N, rows.lse_N)
     return rows.nll_N.sum(), rows.d_hidden_NE, d_weight_VE
 
 
 linear_nll: Nll = nll_operator("linear_nll_triton", forward, backward)
-"""`reference.linear_nll` at a cost proportional to the number of active rows."""
+"""Equivalent to `reference.linear_nll`, with cost proportional to the number of active rows."""
 linear_nll_sum: Nll = nll_sum_operator("linear_nll_sum_triton", sum_and_gradients)
-"""Its sum over all rows, with four products instead of five for the gradient."""
+"""The sum of `linear_nll` over all rows. Loss and gradients need four matrix products instead of
+five."""

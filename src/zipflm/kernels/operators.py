@@ -1,7 +1,7 @@
-"""Custom operators: single nodes to compilers, tracers and autograd.
+"""Custom operators, which compilers, tracers and autograd treat as single nodes.
 
-Where none of these is involved, the plain function is called instead (`can_skip_dispatch`). The
-first call of a custom operator makes torch import its compiler, which takes two thirds as long as
+If none of these is involved, the plain function is called instead (`can_skip_dispatch`): the first
+call of a custom operator makes torch import its compiler, which takes two thirds as long as
 everything else that `zipflm score` does for one line of text.
 
 Shapes: N tokens, E width, V words.
@@ -35,7 +35,7 @@ def can_skip_dispatch(*tensors: Tensor) -> bool:
     """True if no compiler, tracer or autograd needs to see a call with these tensors."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
-    # Inside a `torch.func` transform, requires_grad does not show that a tensor is differentiated.
+    # Inside a `torch.func` transform, a tensor may be differentiated without requires_grad.
     if torch._C._are_functorch_transforms_active():
         return False
     if _get_current_dispatch_mode() is not None:  # a mode sees every operator
@@ -87,7 +87,7 @@ def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None)
 
 
 def nll_operator(name: str, forward: Forward, backward: Backward) -> Nll:
-    """A differentiable function that returns nll_N, registered as `zipflm::name`."""
+    """Create a differentiable function that returns nll_N, registered as `zipflm::name`."""
     run_forward = torch.library.custom_op(f"zipflm::{name}", forward, mutates_args=())
     run_backward = torch.library.custom_op(f"zipflm::{name}_backward", backward, mutates_args=())
 
@@ -114,7 +114,7 @@ def nll_operator(name: str, forward: Forward, backward: Backward) -> Nll:
 
 
 def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
-    """A differentiable function that returns the summed nll, registered as `zipflm::name`.
+    """Create a differentiable function that returns the summed nll, registered as `zipflm::name`.
 
     All rows of a sum have the same upstream gradient, so the gradients of the inputs are computed
     in the forward pass and only scaled in the backward pass.
@@ -154,7 +154,7 @@ def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
 def _differentiable_gradients(
     grad_N: Tensor, hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients by the reference implementation, for `create_graph=True`."""
+    """Compute gradients with the reference implementation, for `create_graph=True`."""
     # Views, because one of the two may have been computed from the other.
     inputs = hidden_NE.view_as(hidden_NE), weight_VE.view_as(weight_VE)
     nll_N = reference.linear_nll(*inputs, targets_N, active_N)

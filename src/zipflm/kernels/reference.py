@@ -1,6 +1,6 @@
 """Reference implementation in plain PyTorch, and the precision that all implementations use.
 
-It defines the correct result, and builds the full matrix of logits.
+It defines the correct result and materializes the full [N, V] logits.
 
 Shapes: N tokens, E width, V words (of one softmax).
 """
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor) -> Tensor:
-    """Negative log-probability in nats of each target under softmax(hidden @ weight.T).
+    """Return -log softmax(hidden @ weight.T)[target] of each row, in nats.
 
-    Exactly 0, with exactly no gradient, where `active_N` is False.
+    Exactly 0, with a gradient of exactly 0, where `active_N` is False.
     """
     hidden_NE = hidden_NE.where(active_N.unsqueeze(1), 0.0)  # 0 times infinity would be NaN
     logits_NV = (hidden_NE @ weight_VE.T).to(statistics_dtype(hidden_NE.dtype))
@@ -24,12 +24,12 @@ def linear_nll(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """dtype of losses and log-sum-exps: float32, or float64 for float64 inputs."""
+    """Return the dtype of losses and log-sum-exps: float32, or float64 for float64 inputs."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def autocast(tensor: Tensor) -> Tensor:
-    """Cast a tensor as autocast does for built-in matrix products; float64 stays as it is."""
+    """Cast a tensor as autocast does for built-in matrix products. float64 is not changed."""
     device = tensor.device.type
     if device == "meta" or tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor

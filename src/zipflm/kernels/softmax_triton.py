@@ -1,5 +1,5 @@
 """Triton kernels for `linear_nll_chunked`: softmax in one pass over the logits, sums of rows by
-target, and products that write exponentials instead of logits.
+target, and matrix products that store exponentials instead of logits.
 
 Shapes: R rows, V words.
 """
@@ -20,7 +20,8 @@ _BLOCK = 4096
 
 @triton.jit
 def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
-    """Log-sum-exp of each row of logits [R, stride] float32 over its first `num_words` columns."""
+    """Compute the log-sum-exp of a row of float32 logits [R, stride] over its first `num_words`
+    columns."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -44,7 +45,7 @@ def _lse_kernel(logits_ptr, lse_ptr, num_words, stride, BLOCK: tl.constexpr):
 def _gradient_kernel(
     logits_ptr, lse_ptr, targets_ptr, grad_ptr, out_ptr, num_words, stride, BLOCK: tl.constexpr
 ):
-    """(softmax - onehot) * grad of each row, 0 in the padding: [R, stride], typed as `out`."""
+    """Store (softmax - onehot) * grad of a row, 0 in the padding: [R, stride], dtype of `out`."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lse, grad = tl.load(lse_ptr + row), tl.load(grad_ptr + row)
@@ -58,7 +59,7 @@ def _gradient_kernel(
 
 
 def row_lse(logits_RV: Tensor, num_words: int) -> Tensor:
-    """logsumexp over the first `num_words` float32 logits of each row."""
+    """Return the logsumexp over the first `num_words` float32 logits of each row."""
     rows, stride = logits_RV.shape
     lse_R = torch.empty(rows, dtype=torch.float32, device=logits_RV.device)
     _lse_kernel[(rows,)](logits_RV, lse_R, num_words, stride, BLOCK=_BLOCK, num_warps=8)
@@ -73,7 +74,7 @@ def row_gradient(
     grad_R: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient of the logits, (softmax - onehot) * grad; 0 in the padding."""
+    """Return the gradient of the logits, (softmax - onehot) * grad; 0 in the padding."""
     rows, stride = logits_RV.shape
     out_RV = torch.empty_like(logits_RV, dtype=dtype)
     per_row = lse_R.contiguous(), targets_R.contiguous(), grad_R.float().contiguous()
@@ -91,7 +92,7 @@ def _targets_kernel(
     hidden_ptr,  # [N, E]
     miss_ptr,
     targets_ptr,  # [N], ascending
-    order_ptr,  # [N], the row of each
+    order_ptr,  # [N], row of each target
     d_weight_ptr,  # [V, E] float32
     pieces_ptr,  # [pieces, 2, E] float32
     num_rows,
@@ -100,16 +101,16 @@ def _targets_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Subtract miss * hidden from d_weight of a target whose rows all lie in one piece.
+    """Subtract miss * hidden from d_weight of a target whose rows are all in one piece.
 
-    The program of a target's first row adds up all of them, so there is one writer and a fixed
-    order. For other targets the sum over a piece is stored: [:, 1] if the target begins in this
-    piece, [:, 0] if it continues from the piece before.
+    The program of a target's first row sums over all its rows, so there is one writer and a fixed
+    order. For other targets the sum over a piece is stored: [:, 1] if the target starts in this
+    piece, [:, 0] if it continues from the previous piece.
     """
     first = tl.program_id(0)
     target = tl.load(targets_ptr + first)
-    begins = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1) != target
-    if begins | (first % PIECE == 0):
+    starts = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1) != target
+    if starts | (first % PIECE == 0):
         piece = first // PIECE
         end = tl.minimum((piece + 1) * PIECE, num_rows)
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -118,9 +119,9 @@ def _targets_kernel(
         start = first
         more = 1
         while more > 0:
-            places = start + tl.arange(0, ROWS)
-            is_mine = tl.load(targets_ptr + places, mask=places < end, other=-1) == target
-            rows = tl.load(order_ptr + places, mask=is_mine, other=0).to(tl.int64)
+            positions = start + tl.arange(0, ROWS)
+            is_mine = tl.load(targets_ptr + positions, mask=positions < end, other=-1) == target
+            rows = tl.load(order_ptr + positions, mask=is_mine, other=0).to(tl.int64)
             miss = tl.load(miss_ptr + rows, mask=is_mine, other=0.0)
             hidden = tl.load(
                 hidden_ptr + rows[:, None] * width + columns[None, :],
@@ -131,11 +132,11 @@ def _targets_kernel(
             start += ROWS
             more = tl.min(is_mine.to(tl.int32), 0)
         continues = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
-        if begins & (continues == 0):
-            at = d_weight_ptr + target.to(tl.int64) * width + columns
-            tl.store(at, tl.load(at, mask=is_column, other=0.0) - total, mask=is_column)
+        if starts & (continues == 0):
+            d_weight = d_weight_ptr + target.to(tl.int64) * width + columns
+            tl.store(d_weight, tl.load(d_weight, mask=is_column, other=0.0) - total, mask=is_column)
         else:
-            slot = 2 * piece + begins.to(tl.int32)
+            slot = 2 * piece + starts.to(tl.int32)
             tl.store(pieces_ptr + slot.to(tl.int64) * width + columns, total, mask=is_column)
 
 
@@ -151,14 +152,14 @@ def _pieces_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Subtract the sums of all pieces from d_weight of the target that begins in this piece and
+    """Subtract the sums of all pieces from d_weight of the target that starts in this piece and
     continues in the next."""
     piece = tl.program_id(0)
     first, end = piece * PIECE, tl.minimum((piece + 1) * PIECE, num_rows)
     target = tl.load(targets_ptr + end - 1)
-    begins = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1) != target
+    starts = tl.load(targets_ptr + first - 1, mask=first > 0, other=-1) != target
     continues = tl.load(targets_ptr + end, mask=end < num_rows, other=-1) == target
-    if begins & continues:
+    if starts & continues:
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         is_column = columns < width
         slot = (2 * piece + 1).to(tl.int64)
@@ -166,19 +167,19 @@ def _pieces_kernel(
         start = piece + 1
         more = 1
         while more > 0:
-            places = start + tl.arange(0, ROWS)
-            firsts = tl.load(targets_ptr + places * PIECE, mask=places < num_pieces, other=-1)
+            others = start + tl.arange(0, ROWS)
+            firsts = tl.load(targets_ptr + others * PIECE, mask=others < num_pieces, other=-1)
             is_mine = firsts == target
-            parts = tl.load(
-                pieces_ptr + (2 * places).to(tl.int64)[:, None] * width + columns[None, :],
+            sums = tl.load(
+                pieces_ptr + (2 * others).to(tl.int64)[:, None] * width + columns[None, :],
                 mask=is_mine[:, None] & is_column[None, :],
                 other=0.0,
             )
-            total += tl.sum(parts, 0)
+            total += tl.sum(sums, 0)
             start += ROWS
             more = tl.min(is_mine.to(tl.int32), 0)
-        at = d_weight_ptr + target.to(tl.int64) * width + columns
-        tl.store(at, tl.load(at, mask=is_column, other=0.0) - total, mask=is_column)
+        d_weight = d_weight_ptr + target.to(tl.int64) * width + columns
+        tl.store(d_weight, tl.load(d_weight, mask=is_column, other=0.0) - total, mask=is_column)
 
 
 def subtract_targets(
@@ -207,18 +208,18 @@ def subtract_targets(
 
 
 _MAX_OTHERS = tl.constexpr(1e30)
-"""Up to here, products of `others` with weights and hidden values stay in the range of float32."""
+"""Up to this value, products of `others` with weights and hidden values do not overflow float32."""
 
 
 @triton.jit
 def _target_logits_kernel(hidden_ptr, weight_ptr, targets_ptr, out_ptr, width, BLOCK: tl.constexpr):
-    """h_r . w_t of each row r and its target t."""
+    """Compute h_r . w_t of a row r and its target t."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    mask = places < width
-    hidden = tl.load(hidden_ptr + row * width + places, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + target * width + places, mask=mask, other=0.0).to(tl.float32)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < width
+    hidden = tl.load(hidden_ptr + row * width + columns, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + target * width + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + row, tl.sum(hidden * weight, 0))
 
 
@@ -239,20 +240,20 @@ def _exps_kernel(
     DEPTH: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """exp(logit - base) of all words, with 0 for the target and padding; and sums over each tile.
+    """Store exp(logit - base) of all words, 0 for the target and padding, and sums over each tile.
 
-    Programs take tiles in turn, all rows of a block of words before the next block: weights are
-    read once and hidden vectors stay in the cache. The flattened loop overlaps the store of one
-    tile with the next tile.
+    Tiles are assigned to programs round-robin, all rows of a block of words before the next block,
+    so that weights are read once and hidden vectors stay in the cache. The flattened loop overlaps
+    the store of one tile with the computation of the next.
     """
     row_tiles = tl.cdiv(num_rows, ROWS)
     for tile in tl.range(tl.program_id(0), num_tiles, PROGRAMS, flatten=True):
         row_tile, word_tile = tile % row_tiles, tile // row_tiles
         logits = tl.zeros([ROWS, WORDS], tl.float32)
         for depth in range(0, WIDTH, DEPTH):
-            some_hidden = hidden.load([row_tile * ROWS, depth])
-            some_weight = weight.load([word_tile * WORDS, depth])
-            logits = tl.dot(some_hidden, some_weight.T, logits)
+            hidden_tile = hidden.load([row_tile * ROWS, depth])
+            weight_tile = weight.load([word_tile * WORDS, depth])
+            logits = tl.dot(hidden_tile, weight_tile.T, logits)
         rows = row_tile * ROWS + tl.arange(0, ROWS)
         words = word_tile * WORDS + tl.arange(0, WORDS)
         is_row = rows < num_rows
@@ -269,14 +270,14 @@ def _exps_kernel(
 def _row_logits(
     hidden_ptr, weight_ptr, row, words, num_words, width, WORDS: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """Logits of a block of words in one row, -inf in the padding."""
+    """Compute the logits of a block of words for one row, -inf in the padding."""
     logits = tl.zeros([WORDS], tl.float32)
     for depth in range(0, width, DEPTH):
-        places = depth + tl.arange(0, DEPTH)
-        hidden = tl.load(hidden_ptr + row * width + places, mask=places < width, other=0.0)
-        mask = (words[:, None] < num_words) & (places[None, :] < width)
-        at = words[:, None].to(tl.int64) * width + places[None, :]
-        weight = tl.load(weight_ptr + at, mask=mask, other=0.0)
+        columns = depth + tl.arange(0, DEPTH)
+        hidden = tl.load(hidden_ptr + row * width + columns, mask=columns < width, other=0.0)
+        mask = (words[:, None] < num_words) & (columns[None, :] < width)
+        offsets = words[:, None].to(tl.int64) * width + columns[None, :]
+        weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0)
         logits += tl.sum(weight.to(tl.float32) * hidden.to(tl.float32)[None, :], 1)
     return tl.where(words < num_words, logits, float("-inf"))
 
@@ -299,13 +300,14 @@ def _finish_kernel(
     WORDS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """nll, scale and miss (1 - p_t) of a row; 0 if inactive.
+    """Compute nll, scale and miss (1 - p_t) of a row, all 0 if it is inactive.
 
-    A row with words far more likely than its target is rewritten relative to its log-sum-exp.
+    If other words are far more likely than the target, the row's exponentials are recomputed
+    relative to its log-sum-exp.
     """
     row = tl.program_id(0).to(tl.int64)
     base = tl.load(base_ptr + row)
-    # base - base is NaN for an infinite target logit, whose nll is NaN too.
+    # base - base is NaN for an infinite target logit, and makes its nll NaN.
     others = tl.load(others_ptr + row) + (base - base)
     target = tl.load(targets_ptr + row)
     is_active = tl.load(active_ptr + row) != 0
@@ -350,15 +352,15 @@ def _hidden_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of the hidden vectors: unscaled * scale - miss * w_t, rounded once."""
+    """Store the gradient of a hidden vector, unscaled * scale - miss * w_t, rounded once."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    mask = places < width
-    unscaled = tl.load(unscaled_ptr + row * width + places, mask=mask, other=0.0)
-    weight = tl.load(weight_ptr + target * width + places, mask=mask, other=0.0).to(tl.float32)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < width
+    unscaled = tl.load(unscaled_ptr + row * width + columns, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + target * width + columns, mask=mask, other=0.0).to(tl.float32)
     out = unscaled * tl.load(scale_ptr + row) - tl.load(miss_ptr + row) * weight
-    tl.store(out_ptr + row * width + places, out.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + row * width + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 class _Tiles(NamedTuple):
@@ -369,8 +371,8 @@ class _Tiles(NamedTuple):
 
 _DEPTH = 64
 _STAGES = 3
-# By shared memory per program: the first is the fastest of ten choices on an H200; the second fits
-# smaller GPUs and has not been timed.
+# By minimum shared memory per program in bytes. The first is the fastest of ten candidates on an
+# H200; the second fits smaller GPUs and has not been timed.
 _TILES = {220_000: _Tiles(128, 256, 8), 0: _Tiles(64, 128, 4)}
 
 
@@ -379,14 +381,14 @@ def _tiles_and_programs(device: torch.device) -> tuple[_Tiles, int]:
     if device.type != "cuda":  # the interpreter
         return _Tiles(16, 32, 4), 2
     properties = torch.cuda.get_device_properties(device)
-    room = getattr(properties, "shared_memory_per_block_optin", 0)
-    tiles = next(tiles for least, tiles in _TILES.items() if room >= least)
+    shared_memory = getattr(properties, "shared_memory_per_block_optin", 0)
+    tiles = next(tiles for minimum, tiles in _TILES.items() if shared_memory >= minimum)
     return tiles, properties.multi_processor_count
 
 
 class Exps(NamedTuple):
-    """The gradient of nll_R with respect to the logits is exps_RV * scale_R, and -miss_R at the
-    targets. nll, scale and miss are 0 for inactive rows."""
+    """The gradient of nll_R with respect to the logits is -miss_R at the targets and
+    exps_RV * scale_R elsewhere. nll, scale and miss are 0 for inactive rows."""
 
     nll_R: Tensor
     exps_RV: Tensor
@@ -399,14 +401,14 @@ class Exps(NamedTuple):
 def row_exps(
     hidden_RE: Tensor, weight_VE: Tensor, num_words: int, targets_R: Tensor, active_R: Tensor
 ) -> Exps:
-    """The softmax of a chunk of rows; weights may be padded with rows of zeros."""
+    """Compute the softmax of a chunk of rows. Weights may be padded with rows of zeros."""
     (rows, width), padded_words, device = hidden_RE.shape, len(weight_VE), hidden_RE.device
     hidden_RE, weight_VE = hidden_RE.contiguous(), weight_VE.contiguous()
     targets_R = targets_R.contiguous()
     tiles, programs = _tiles_and_programs(device)
     word_tiles = triton.cdiv(padded_words, tiles.words)
-    numbers = torch.empty(4, rows, dtype=torch.float32, device=device)
-    base_R, nll_R, scale_R, miss_R = numbers
+    per_row = torch.empty(4, rows, dtype=torch.float32, device=device)
+    base_R, nll_R, scale_R, miss_R = per_row
     sums = torch.empty(word_tiles, rows, dtype=torch.float32, device=device)
     exps_RV = torch.empty(rows, padded_words, dtype=hidden_RE.dtype, device=device)
     _target_logits_kernel[(rows,)](
@@ -454,7 +456,8 @@ def row_exps(
 def hidden_gradient(
     unscaled_RE: Tensor, exps: Exps, weight_VE: Tensor, targets_R: Tensor, out_RE: Tensor
 ) -> None:
-    """Write the gradient of the hidden vectors; `unscaled_RE` is exps_RV @ weight_VE in float32."""
+    """Store the gradient of the hidden vectors in `out_RE`. `unscaled_RE` is exps_RV @ weight_VE in
+    float32."""
     rows, width = unscaled_RE.shape
     _hidden_kernel[(rows,)](
         unscaled_RE,

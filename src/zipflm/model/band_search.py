@@ -2,13 +2,13 @@
 
 Cutoffs trade off parameters, output-layer time and vector width. A larger head gives more words
 wide vectors but costs parameters, and time for every token, because every token is scored against
-the whole head. A tail is narrow, and costs time only for tokens in its band. `suggest` maximises
+the whole head. A tail is narrow, and costs time only for tokens in its band. `suggest` maximizes
 
     score = log(mean width) - TRADE * log(cost)        with at most `budget` parameters,
 
 where the mean width is the geometric mean over the running text and cost is the time of the output
-layer per token. Minimising time alone, as Grave et al. (2017) do, would shrink the paper's head to
-a tenth, because it ignores the loss from narrower vectors.
+layer per token. Minimizing only time, as Grave et al. (2017) do, would shrink the paper's head to a
+tenth, because it ignores the loss from narrower vectors.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Cutoffs = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of the parts of the output layer, forward and backward, in multiply-adds of the head.
+    """Costs of the output layer, forward and backward, in multiply-adds of the head.
 
-    `benchmarks/band_costs.py` measures them; docs/results/bands.md describes the values below.
+    They are measured by `benchmarks/band_costs.py`; see docs/results/bands.md for the values below.
     """
 
     per_logit: float
-    """Work per logit in addition to its multiply-adds: exponentials, the gradient."""
+    """Cost per logit in addition to its multiply-adds: exponentials, the gradient."""
     tail_product: float
-    """A multiply-add of a tail, whose matrices are thin and whose rows must be gathered."""
+    """Cost of a multiply-add of a tail, whose matrices are thin and whose rows must be gathered."""
     per_tail: float
-    """Fixed cost of a tail per token of a batch."""
+    """Fixed cost of a tail per token of the batch."""
 
 
 H200 = Costs(per_logit=0.0, tail_product=4.0, per_tail=2.2e6)
@@ -48,20 +48,20 @@ DEVICES = {"h200": H200, "cpu": CPU}
 
 TRADE = 0.075
 """Value of time relative to width: saving 10 % of the time is worth 0.75 % of the width. With this
-value, WikiText-103's counts, the paper's number of parameters and an H200's speeds, the best choice
-has two tails, like the paper's, with similar cutoffs."""
+value, the best bands for WikiText-103 on an H200 with the paper's number of parameters have two
+tails, like the paper's, with similar cutoffs."""
 
 MAX_TAILS = 3
 MIN_TAIL_WIDTH = 2
-"""No narrower tail is suggested unless the number of tails is fixed. Tails of this width still
-paid off for the rarest words of the demo text (docs/results/bands.md)."""
+"""Minimum width of suggested tails, unless the number of tails is given. Tails of this width still
+helped for the rarest words of the demo text (docs/results/bands.md)."""
 
 _PAPER_VOCABULARY, _PAPER_CUTOFFS = 267_744, (20_000, 60_000)
 
-# The first ids are specials and need not be in the order of counts.
+# Number of special tokens at the start, which need not be ordered by count.
 _UNORDERED = 4
 
-# Search: size of the first, geometric grid, size of each finer grid, and maximum number of rounds.
+# Size of the first, geometric grid, size of each finer grid, and maximum number of finer grids.
 _GRID, _ZOOM, _ROUNDS = 96, 9, 40
 
 
@@ -71,7 +71,7 @@ class WeighedBands:
 
     bands: Bands
     coverage: tuple[float, ...]
-    """Share of the running text in every band."""
+    """Fraction of the running text in every band."""
     params: int
     """Parameters of an adaptive input and softmax that share tables and projections (ADP-T)."""
     cost: float
@@ -99,7 +99,7 @@ class WeighedBands:
 
 
 def paper_bands(vocab_size: int, dim: int, factor: float = 4, max_tails: int = 2) -> Bands:
-    """The paper's WikiText-103 bands, scaled to another vocabulary size.
+    """Scale the paper's WikiText-103 bands to another vocabulary size.
 
     There are at most `max_tails` tails, and fewer if `vocab_size` or `dim` is too small.
     """
@@ -112,8 +112,9 @@ def paper_bands(vocab_size: int, dim: int, factor: float = 4, max_tails: int = 2
 
 
 def weigh(bands: Bands, counts: ArrayLike, costs: Costs = H200) -> WeighedBands:
-    """Statistics of bands on a text; `counts` has the count of every id, most frequent first."""
-    problem = _Problem.of(counts, bands.dim, bands.factor, costs)
+    """Compute statistics of bands on a text. `counts` has the count of every id, most frequent
+    first."""
+    problem = _Problem.from_counts(counts, bands.dim, bands.factor, costs)
     if problem.vocab_size != bands.vocab_size:
         raise ValueError(
             f"counts: got {problem.vocab_size:,} for bands of {bands.vocab_size:,} words; "
@@ -132,26 +133,26 @@ def suggest(
     coverage: float = 0.0,
     costs: Costs = H200,
 ) -> WeighedBands:
-    """The bands with the best score on a text with these counts.
+    """Find the bands with the best score on a text with these counts.
 
     `counts` has the number of occurrences of every id, most frequent first (the first four may be
     specials in any order). `budget` is the maximum number of parameters of a tied pair (default:
     that of the paper's proportions). `tails` is the number of tails (default: the best of 0 to 3).
-    `coverage` is the minimum share of the running text in the head. Ties go to fewer tails and
-    earlier cutoffs, so the result is deterministic.
+    `coverage` is the minimum fraction of the running text in the head. The result is deterministic:
+    ties go to fewer tails and earlier cutoffs.
     """
-    problem = _Problem.of(counts, dim, factor, costs, coverage)
+    problem = _Problem.from_counts(counts, dim, factor, costs, coverage)
     tail_counts = _possible_tails(problem.vocab_size, dim, factor, tails)
     if budget is None:
         reference = paper_bands(problem.vocab_size, dim, factor, max_tails=max(tail_counts))
         budget = problem.weigh(reference).params
-    found = [problem.best(number, budget) for number in tail_counts]
-    choices = [problem.weigh(bands) for bands in found if bands is not None]
+    candidates = [problem.find_best(count, budget) for count in tail_counts]
+    choices = [problem.weigh(bands) for bands in candidates if bands is not None]
     if not choices:
-        least = min(problem.weigh(problem.smallest(number)).params for number in tail_counts)
+        minimum = min(problem.weigh(problem.smallest(count)).params for count in tail_counts)
         raise ValueError(
             f"budget={budget}: {problem.vocab_size:,} words with dim={dim}, factor={factor}"
-            f" and {coverage:.0%} of the text in the head need at least {least:,} parameters; "
+            f" and {coverage:.0%} of the text in the head need at least {minimum:,} parameters; "
             "raise the budget or the factor, or lower dim or the coverage"
         )
     return max(choices, key=lambda choice: choice.score)
@@ -166,16 +167,16 @@ def _possible_tails(vocab_size: int, dim: int, factor: float, tails: int | None)
                 f"factor={factor})"
             )
         return [tails]
-    most = min(MAX_TAILS, vocab_size - 1)
-    return [0] + [n for n in range(1, most + 1) if dim // factor**n >= MIN_TAIL_WIDTH]
+    max_tails = min(MAX_TAILS, vocab_size - 1)
+    return [0] + [n for n in range(1, max_tails + 1) if dim // factor**n >= MIN_TAIL_WIDTH]
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Statistics of many candidate cutoffs at once."""
+    """The search problem. Methods compute statistics of many candidate cutoffs in parallel."""
 
     covered: NDArray[np.float64]
-    """Share of the running text in the first 0, 1, ... V ids."""
+    """Fraction of the running text in the first 0, 1, ... V ids."""
     dim: int
     factor: float
     costs: Costs
@@ -183,11 +184,11 @@ class _Problem:
     """Minimum number of words in the head."""
 
     @classmethod
-    def of(
+    def from_counts(
         cls, counts: ArrayLike, dim: int, factor: float, costs: Costs, coverage: float = 0.0
     ) -> _Problem:
         if not 0 <= coverage <= 1:
-            raise ValueError(f"coverage={coverage}: must be a share of the text, 0 to 1")
+            raise ValueError(f"coverage={coverage}: must be a fraction of the text, 0 to 1")
         values = _check_counts(counts)
         covered = np.concatenate([[0.0], np.cumsum(values)])
         Bands(len(values), (), dim, factor)  # checks dim and factor
@@ -215,35 +216,35 @@ class _Problem:
         )
 
     def smallest(self, tails: int) -> Bands:
-        """The bands with the fewest parameters."""
+        """Return the bands with the fewest parameters."""
         last = self.vocab_size - 1
         cutoffs = (min(self.smallest_head + tail, last) for tail in range(tails))
         return Bands(self.vocab_size, tuple(sorted(set(cutoffs))), self.dim, self.factor)
 
-    def best(self, tails: int, budget: int) -> Bands | None:
-        """The best bands with this number of tails, or None if none fits the budget.
+    def find_best(self, tails: int, budget: int) -> Bands | None:
+        """Find the best bands with this number of tails, or None if none is within the budget.
 
-        Tries all combinations of a geometric grid, then of ever finer grids around the best one.
+        Tries all combinations of a geometric grid, then of finer and finer grids around the best.
         """
         if tails == 0:
-            none = np.zeros((0, 1), dtype=np.int64)
-            fits = self._params(none)[0] <= budget
-            return Bands(self.vocab_size, (), self.dim, self.factor) if fits else None
+            no_cutoffs = np.zeros((0, 1), dtype=np.int64)
+            is_affordable = self._params(no_cutoffs)[0] <= budget
+            return Bands(self.vocab_size, (), self.dim, self.factor) if is_affordable else None
         if self.smallest_head + tails > self.vocab_size:
             return None
         grid = np.geomspace(self.smallest_head, self.vocab_size - 1, _GRID).round()
         axes = [np.unique(grid.astype(np.int64))] * tails
-        best = self._best_of(axes, budget)
+        best = self._best_on_grid(axes, budget)
         for _ in range(_ROUNDS):
             if best is None or all(np.diff(axis).max(initial=1) == 1 for axis in axes):
                 break
-            axes = [self._around(cut, axis) for cut, axis in zip(best, axes, strict=True)]
-            best = self._best_of(axes, budget, best)
+            axes = [self._refine(cut, axis) for cut, axis in zip(best, axes, strict=True)]
+            best = self._best_on_grid(axes, budget, best)
         if best is None:
             return None
         return Bands(self.vocab_size, tuple(best), self.dim, self.factor)
 
-    def _best_of(
+    def _best_on_grid(
         self, axes: Sequence[Cutoffs], budget: int, known: Sequence[int] | None = None
     ) -> list[int] | None:
         cuts = np.concatenate(list(self._candidates(axes, budget, known)), axis=1)
@@ -260,16 +261,16 @@ class _Problem:
         if known is not None:
             yield np.array(known, dtype=np.int64).reshape(-1, 1)
         yield _combinations(axes)
-        # The best cutoffs usually spend the whole budget, which a grid would miss: also try the
-        # largest last cutoff that the budget allows.
+        # The best cutoffs usually use the whole budget, which a grid would miss, so also try the
+        # largest last cutoff within the budget.
         others, widths = _combinations(axes[:-1]), self.widths(len(axes))
         nearest = others[-1:] + 1 if len(others) else np.ones((1, 1), dtype=np.int64)
         spare = budget - self._params(np.concatenate([others, nearest]))
         furthest = nearest + (spare // max(widths[-2] - widths[-1], 1)).astype(np.int64)
         yield np.concatenate([others, furthest.clip(1, self.vocab_size - 1)])
 
-    def _around(self, cut: int, axis: Cutoffs) -> Cutoffs:
-        """A finer grid between the neighbours of a cutoff on the last grid."""
+    def _refine(self, cut: int, axis: Cutoffs) -> Cutoffs:
+        """Return a finer grid between the neighbors of a cutoff on the previous grid."""
         index = int(np.searchsorted(axis, cut))
         low, high = axis[max(index - 1, 0)], axis[min(index + 1, len(axis) - 1)]
         low, high = max(min(low, cut), 1), min(max(high, cut), self.vocab_size - 1)
@@ -280,27 +281,27 @@ class _Problem:
         return np.concatenate([np.zeros_like(ends), cutoffs, ends])
 
     def _params(self, cutoffs: Cutoffs) -> NDArray[np.float64]:
-        """Tables, their projections, and the classes of the tails."""
+        """Number of parameters: tables, projections, and the head's vectors for the tails."""
         widths = self.widths(len(cutoffs))
         tables = widths @ np.diff(self._edges(cutoffs), axis=0)
         params: NDArray[np.float64] = tables + self.dim * (widths.sum() + len(cutoffs))
         return params
 
     def _width_and_cost(self, cutoffs: Cutoffs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The logarithm of the mean width, and the cost per token."""
+        """Return the logarithm of the mean width, and the cost per token."""
         edges, widths = self._edges(cutoffs), self.widths(len(cutoffs))
         shares, sizes = np.diff(self.covered[edges], axis=0), np.diff(edges, axis=0)
         tails, per_logit = len(cutoffs), self.costs.per_logit
         log_width: NDArray[np.float64] = np.log(widths) @ shares
         cost = (sizes[0] + tails) * (self.dim + per_logit)
-        # Every token is projected for every tail but scored only in its own.
+        # Every token is projected for every tail, but only scored in the tail of its target.
         cost = cost + tails * self.costs.per_tail + self.dim * widths[1:].sum()
         rows = (widths[1:] + per_logit) @ (shares[1:] * sizes[1:])
         return log_width, cost + self.costs.tail_product * rows
 
 
 def _combinations(axes: Sequence[Cutoffs]) -> Cutoffs:
-    """Every choice of one position per axis, as columns."""
+    """Return all combinations of one cutoff per axis, as columns."""
     if not axes:
         return np.zeros((0, 1), dtype=np.int64)
     return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])

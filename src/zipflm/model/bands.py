@@ -1,6 +1,6 @@
 """Bands: a frequency-ordered vocabulary split into a wide head and narrower tails (section 3).
 
-The input and output layers of a model each have one `Bands`; they can share weights only if the two
+The input and output layers of a model each have a `Bands`. They can share weights only if the two
 are equal.
 """
 
@@ -57,8 +57,8 @@ class Bands:
             raise ValueError(f"dim={self.dim}: must be at least 1")
         if not 1 <= self.factor < math.inf:
             raise ValueError(
-                f"factor={quoted(self.factor)}: rarer bands cannot be wider than the head; "
-                "give 1 (equal widths) or more (the paper uses 4)"
+                f"factor={quoted(self.factor)}: tails cannot be wider than the head; use 1 "
+                "(equal widths) or more (the paper uses 4)"
             )
         if self.cutoffs and self.cutoffs[-1] > self.vocab_size:
             raise ValueError(
@@ -84,9 +84,9 @@ class Bands:
         tails: int | None = None,
         coverage: float = 0.0,
     ) -> Bands:
-        """Good cutoffs for a text in which id i occurs `counts[i]` times, most frequent first.
+        """Suggest bands for a text in which id i occurs `counts[i]` times, most frequent first.
 
-        Trades vector width against the time of the output layer, with at most `budget` parameters
+        Balances vector width and the time of the output layer, with at most `budget` parameters
         and at least `coverage` of the text in the head. See `model.band_search.suggest`.
 
         >>> counts = [1_000_000 // rank for rank in range(1, 50_001)]
@@ -99,7 +99,7 @@ class Bands:
         ).bands
 
     def explain(self, counts: ArrayLike) -> str:
-        """A one-line summary of size, coverage and cost on a text with these counts."""
+        """Summarize size, coverage and cost on a text with these counts in one line."""
         from zipflm.model.band_search import weigh
 
         return weigh(self, counts).explanation
@@ -135,7 +135,7 @@ def _as_integer(name: str, value: object) -> int:
             return index(value)  # type: ignore[arg-type]
         except TypeError:
             pass
-    raise ValueError(f"{name}={quoted(value)}: expected a whole number")
+    raise ValueError(f"{name}={quoted(value)}: expected an integer")
 
 
 def _as_integers(cutoffs: Iterable[int]) -> tuple[int, ...]:

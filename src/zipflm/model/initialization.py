@@ -40,7 +40,7 @@ def reset(layer: nn.Module) -> None:
 
 
 def fills(model: nn.Module) -> dict[str, Fill]:
-    """The initialization of each parameter of a model, by name."""
+    """Return the initialization of each parameter of a model, by name."""
     return {
         f"{prefix}.{name}" if prefix else name: fill
         for prefix, module in model.named_modules()
@@ -50,7 +50,7 @@ def fills(model: nn.Module) -> dict[str, Fill]:
 
 
 def first_value(seed: int, name: str, fill: Fill, like: Tensor) -> Tensor:
-    """The initial values of a parameter, on the CPU, with the shape and dtype of `like`.
+    """Return the initial values of a parameter, on the CPU, with the shape and dtype of `like`.
 
     >>> weight = torch.empty(2, 3, device="meta")
     >>> first, second = (first_value(1, "key.weight", zeros, weight) for _ in range(2))
@@ -97,7 +97,7 @@ def xavier_uniform(gain: float = 1.0) -> Fill:
 
 
 def xavier_normal(zero_row: int | None = None) -> Fill:
-    """`zero_row` is set to zero."""
+    """Xavier normal, with row `zero_row` set to 0."""
 
     def fill(tensor: Tensor, generator: Generator | None = None) -> object:
         nn.init.xavier_normal_(tensor, generator=generator)
@@ -107,7 +107,7 @@ def xavier_normal(zero_row: int | None = None) -> Fill:
 
 
 def table(padding_idx: int | None = None) -> Fill:
-    """Normal with variance 1 / width; the padding word starts at zero."""
+    """Normal with variance 1 / width, with the row of the padding word set to 0."""
 
     def fill(tensor: Tensor, generator: Generator | None = None) -> object:
         nn.init.normal_(tensor, std=tensor.shape[1] ** -0.5, generator=generator)

@@ -1,6 +1,6 @@
-"""Input layers: word ids to vectors of the decoder's width.
+"""Input layers: map word ids to vectors of the decoder's width.
 
-Nothing here synchronizes with the device: every word is looked up in every band, with a mask.
+To avoid device synchronization, every word is looked up in every band, with a mask.
 
 Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
 N flattened words, U unique words of a batch.
@@ -41,7 +41,7 @@ class FixedEmbedding(nn.Module):
         *,
         sparse: bool = False,
     ):
-        """With `sparse` the gradient of the table is a sparse tensor, as in `nn.Embedding`."""
+        """With `sparse`, the gradient of the table is a sparse tensor, as in `nn.Embedding`."""
         super().__init__()
         self.vocab_size: int = vocab_size
         self.padding_idx: int | None = padding_idx
@@ -63,9 +63,9 @@ class FixedEmbedding(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.vocab_size)
         if self.table_shards is not None:
-            hidden = self.table_shards.look_up(words, [self.table], [0], self.padding_idx)
+            hidden = self.table_shards.lookup(words, [self.table], [0], self.padding_idx)
         elif self.sparse and torch.is_grad_enabled():
-            hidden = _rows_with_sparse_gradients(self.table, words, None, self.padding_idx)
+            hidden = _lookup_sparse(self.table, words, None, self.padding_idx)
         else:
             hidden = F.embedding(words, self.table, self.padding_idx)
         return hidden if self.projection is None else self.projection(hidden)
@@ -94,9 +94,9 @@ class AdaptiveEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         """`out_dim` is the width of the result (default: `bands.dim`). `padding_idx`, a word of the
-        head, starts at zero and gets no gradient, as in `nn.Embedding`. With `sparse` the tables,
+        head, starts at zero and gets no gradient, as in `nn.Embedding`. With `sparse`, the tables,
         but not the projections, have sparse gradients for `torch.optim.SparseAdam`. A band without
-        words in a batch then has a gradient of 0 for its first row."""
+        words in the batch then has a gradient of 0 for its first row."""
         super().__init__()
         self.bands: Bands = bands
         self.padding_idx: int | None = padding_idx
@@ -126,7 +126,7 @@ class AdaptiveEmbedding(nn.Module):
             yield f"projections.{band}", initialization.xavier_uniform()
 
     def band_weights(self, band: int) -> tuple[Tensor, Tensor]:
-        """Weights for a tied output layer: embedding [size, width], projection [out_dim, width]."""
+        """Return a band's embedding [size, width] and projection [out_dim, width], for tying."""
         return self.embeddings[band], self.projections[band]
 
     def extra_repr(self) -> str:
@@ -135,54 +135,54 @@ class AdaptiveEmbedding(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         words = checked_ids("words", words, self.bands.vocab_size)
         # Each word's vector fills its band's slice of one long row, with zeros elsewhere, so that
-        # one product with the concatenated projections serves every band.
+        # all bands need only one product with the concatenated projections.
         if self.table_shards is not None:
-            rows = self.table_shards.look_up(
+            rows = self.table_shards.lookup(
                 words, list(self.embeddings), self.bands.edges, self.padding_idx
             )
         else:
-            rows = self._rows(words)
+            rows = self._lookup(words)
         hidden: Tensor = F.linear(rows, torch.cat(list(self.projections), 1))
         return hidden
 
-    def _rows(self, words: Tensor) -> Tensor:
+    def _lookup(self, words: Tensor) -> Tensor:
         slices = []
         for band, table in enumerate(self.embeddings):
-            place = words - self.bands.edges[band]
-            in_band = (place >= 0) & (place < len(table))
+            index = words - self.bands.edges[band]
+            in_band = (index >= 0) & (index < len(table))
             padding_idx = self.padding_idx if band == 0 else None
             if self.sparse and torch.is_grad_enabled():
-                slices.append(_rows_with_sparse_gradients(table, place, in_band, padding_idx))
+                slices.append(_lookup_sparse(table, index, in_band, padding_idx))
                 continue
-            rows = F.embedding(place.where(in_band, 0), table, padding_idx)
+            rows = F.embedding(index.where(in_band, 0), table, padding_idx)
             slices.append(rows.masked_fill(~in_band.unsqueeze(-1), 0.0))
         return torch.cat(slices, dim=-1)
 
 
-def _rows_with_sparse_gradients(
-    table: Tensor, places: Tensor, is_inside: Tensor | None, padding_idx: int | None
+def _lookup_sparse(
+    table: Tensor, indices: Tensor, is_inside: Tensor | None, padding_idx: int | None
 ) -> Tensor:
-    """Rows of the table at these places, with a sparse gradient; 0 where not inside.
+    """Look up rows with a sparse gradient. Rows are 0 where `is_inside` is False.
 
-    The gradient has one entry for every place, because selecting a subset would synchronize with
-    the device. Places outside, and padding, add 0 to the row of another word of the batch, so that
-    no other rows are touched.
+    The gradient has one entry per index, because selecting a subset would synchronize with the
+    device. Indices outside the table, and padding, add 0 to the row of another word of the batch,
+    so that no other rows are touched.
     """
-    learns = torch.ones_like(places, dtype=torch.bool) if is_inside is None else is_inside
-    is_padding = None if padding_idx is None else places == padding_idx
+    learns = torch.ones_like(indices, dtype=torch.bool) if is_inside is None else is_inside
+    is_padding = None if padding_idx is None else indices == padding_idx
     if is_padding is not None:
         learns = learns & ~is_padding
-    some_row = places.where(learns, 0).amax() if places.numel() else 0
-    rows = F.embedding(places.where(learns, some_row), table, sparse=True)
+    dummy_row = indices.where(learns, 0).amax() if indices.numel() else 0
+    rows = F.embedding(indices.where(learns, dummy_row), table, sparse=True)
     rows = rows.masked_fill(~learns.unsqueeze(-1), 0.0)
     if is_padding is not None:
-        # Imported weights may have a non-zero row there.
+        # Imported weights may have a non-zero padding row.
         rows = torch.where(is_padding.unsqueeze(-1), table[padding_idx].detach(), rows)
     return rows
 
 
 def sparse_tables(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a model that have sparse gradients."""
+    """Return the parameters of a model that have sparse gradients."""
     tables: list[nn.Parameter] = []
     for module in model.modules():
         if isinstance(module, FixedEmbedding) and module.sparse:
@@ -197,18 +197,18 @@ class UniqueTokens(NamedTuple):
 
     ids_U: Tensor
     """Padded at the end by repeating the last id."""
-    places_BT: Tensor
+    indices_BT: Tensor
 
     @property
     def shape(self) -> torch.Size:
-        return self.places_BT.shape
+        return self.indices_BT.shape
 
 
 class CharacterEmbedding(nn.Module):
     """A convolution over the bytes of a word, max-pooled, then highway layers and a projection.
 
-    As in the published code, every word is padded to `max_bytes`, windows of padding count in the
-    maximum, end of sentence and unknown word have their own vectors, and padding is zero.
+    As in the published code, every word is padded to `max_bytes`, the maximum includes windows of
+    padding, end of sentence and unknown word have learned vectors, and padding is zero.
     """
 
     def __init__(
@@ -224,11 +224,11 @@ class CharacterEmbedding(nn.Module):
         symbol_ids: tuple[int, int] = (2, 3),
     ):
         """`spellings_VC` holds the bytes of every word plus 1, padded with 0, all below
-        `num_symbols`; `symbol_ids` are the words with their own vectors."""
+        `num_symbols`. `symbol_ids` are the words with learned vectors."""
         super().__init__()
         self.padding_idx: int = padding_idx
         self.symbol_ids: tuple[int, int] = symbol_ids
-        # Not saved: every checkpoint has the vocabulary, from which it can be rebuilt.
+        # Not saved, because it can be rebuilt from the vocabulary in every checkpoint.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
         self.bytes: nn.Parameter = nn.Parameter(torch.empty(num_symbols, char_dim))
@@ -243,10 +243,10 @@ class CharacterEmbedding(nn.Module):
         self.symbols: nn.Parameter = nn.Parameter(torch.empty(len(symbol_ids), out_dim))
         self.reset_parameters()
 
-    def reserve(self, number: int) -> int:
-        """Add rows to `spellings_VC` for more words, to be filled later; return the first id."""
+    def reserve(self, num_words: int) -> int:
+        """Add rows to `spellings_VC` for more words, to be filled later. Return the first id."""
         first, width = self.spellings_VC.shape
-        spellings_VC = self.spellings_VC.new_zeros(first + number, width)
+        spellings_VC = self.spellings_VC.new_zeros(first + num_words, width)
         spellings_VC[:first] = self.spellings_VC
         self.spellings_VC = spellings_VC
         return first
@@ -270,15 +270,15 @@ class CharacterEmbedding(nn.Module):
 
     def forward(self, words: Tensor | UniqueTokens) -> Tensor:
         if isinstance(words, UniqueTokens):
-            hidden_UD = self._hidden(words.ids_U)
-            # In float32, because the backward pass sums over all places of a frequent word.
+            hidden_UD = self._embed(words.ids_U)
+            # In float32, because the backward pass sums over all positions of a frequent word.
             exact_UD = hidden_UD.to(statistics_dtype(hidden_UD.dtype))
-            return F.embedding(words.places_BT, exact_UD).to(hidden_UD.dtype)
-        return self._hidden(words.reshape(-1)).view(*words.shape, self.projection.out_features)
+            return F.embedding(words.indices_BT, exact_UD).to(hidden_UD.dtype)
+        return self._embed(words.reshape(-1)).view(*words.shape, self.projection.out_features)
 
-    def _hidden(self, words_N: Tensor) -> Tensor:
+    def _embed(self, words_N: Tensor) -> Tensor:
         words_N = checked_ids("words", words_N, len(self.spellings_VC))
-        hidden_ND = self._spell(self.spellings_VC[words_N].long())
+        hidden_ND = self._embed_bytes(self.spellings_VC[words_N].long())
         for index, word in enumerate(self.symbol_ids):
             is_symbol_N1 = (words_N == word).unsqueeze(1)
             hidden_ND = torch.where(
@@ -286,7 +286,7 @@ class CharacterEmbedding(nn.Module):
             )
         return hidden_ND.masked_fill((words_N == self.padding_idx).unsqueeze(1), 0.0)
 
-    def _spell(self, bytes_NC: Tensor) -> Tensor:
+    def _embed_bytes(self, bytes_NC: Tensor) -> Tensor:
         chars_NEC = F.embedding(bytes_NC, self.bytes, padding_idx=0).transpose(1, 2)
         pooled = [convolution(chars_NEC) for convolution in self.convolutions]
         hidden_NF = torch.cat(pooled, dim=-1).relu()
@@ -301,8 +301,8 @@ class CharacterEmbedding(nn.Module):
 class _PooledConvolution(nn.Module):
     """A convolution over the bytes of a word, max-pooled.
 
-    `conv2d` keeps the channels-last layout of an embedding. `conv1d` would transpose it and back,
-    which makes the whole layer 2.6 times slower on a GPU and 1.5 times on a CPU.
+    `conv2d` keeps the channels-last layout of an embedding. `conv1d` would transpose it back and
+    forth, which makes the whole layer 2.6 times slower on a GPU and 1.5 times slower on a CPU.
     """
 
     def __init__(self, char_dim: int, num_features: int, num_bytes: int) -> None:
@@ -316,7 +316,8 @@ class _PooledConvolution(nn.Module):
 
 
 def _carry_bias(tensor: Tensor, generator: Generator | None = None) -> None:
-    """Bias the gates by 1, so that highway layers mostly pass on their input at first."""
+    """Set the bias of the gates to 1, so that highway layers initially pass on most of their
+    input."""
     transform, gate = tensor.chunk(2)
     nn.init.zeros_(transform)
     nn.init.ones_(gate)

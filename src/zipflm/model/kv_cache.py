@@ -27,19 +27,20 @@ class Past(Protocol):
         are padded on the left, the number for each new word, [B, T]."""
         ...
 
-    def visible(self, number: int) -> Tensor | None:
-        """Mask of the words that each of `number` new words may attend to: [T, S], or [B, 1, T, S]
-        if rows differ. None means causal attention, or full attention for a single new word."""
+    def visible(self, num_new: int) -> Tensor | None:
+        """Return the mask of words that each of `num_new` words may attend to: [T, S], or
+        [B, 1, T, S] if rows differ. None means causal attention, or full attention for a single new
+        word."""
 
     def admit(self, hidden_BTD: Tensor) -> None:
-        """Called before the first layer. Raises a ValueError if the words cannot be added."""
+        """Called before the first layer. Raises ValueError if the words cannot be added."""
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append to a layer; return keys and values [B, H, S, K] of all words, new ones last."""
+        """Append to a layer. Return keys and values [B, H, S, K] of all words, new ones last."""
         ...
 
-    def advance(self, number: int) -> None:
-        """Called after the last layer, when `number` words have been added to every layer."""
+    def advance(self, num_new: int) -> None:
+        """Called after the last layer, when `num_new` words have been added to every layer."""
 
 
 class KeyValueCache:
@@ -79,10 +80,10 @@ class KeyValueCache:
     def position(self) -> int:
         return self._length
 
-    def visible(self, number: int) -> Tensor | None:
-        if number == 1 or self._length == 0:
+    def visible(self, num_new: int) -> Tensor | None:
+        if num_new == 1 or self._length == 0:
             return None
-        shape = (number, self._length + number)
+        shape = (num_new, self._length + num_new)
         ones_TS = torch.ones(shape, dtype=torch.bool, device=self.keys_LBHCK.device)
         return ones_TS.tril(self._length)
 
@@ -96,11 +97,11 @@ class KeyValueCache:
         return self.keys_LBHCK.shape[3]
 
     def select(self, rows: Tensor) -> KeyValueCache:
-        """A new cache with these rows in this order; rows may be repeated."""
+        """Return a new cache with these rows in this order. Rows may be repeated."""
         selected = object.__new__(KeyValueCache)
         selected._length = self._length
-        selected.keys_LBHCK = self._selected(self.keys_LBHCK, rows)
-        selected.values_LBHCK = self._selected(self.values_LBHCK, rows)
+        selected.keys_LBHCK = self._select_from(self.keys_LBHCK, rows)
+        selected.values_LBHCK = self._select_from(self.values_LBHCK, rows)
         return selected
 
     def snapshot(self) -> int:
@@ -112,16 +113,16 @@ class KeyValueCache:
 
     def admit(self, hidden_BTD: Tensor) -> None:
         require_rows(hidden_BTD, self.rows)
-        number = hidden_BTD.shape[1]
-        if self._length + number > self.capacity:
+        num_new = hidden_BTD.shape[1]
+        if self._length + num_new > self.capacity:
             raise ValueError(
-                f"words: {number} more do not fit a cache with capacity={self.capacity} that holds "
+                f"words: {num_new} more exceed capacity={self.capacity} of a cache that holds "
                 f"{self._length}; use a larger capacity"
             )
         if hidden_BTD.dtype != self.keys_LBHCK.dtype:
             raise ValueError(
                 f"cache: its dtype is {self.keys_LBHCK.dtype} but the model computes in "
-                f"{hidden_BTD.dtype}; create it under the autocast in which it is used"
+                f"{hidden_BTD.dtype}; create it in the same autocast context as the model's calls"
             )
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,31 +133,31 @@ class KeyValueCache:
         values_BHSK[:, :, self._length :] = value_BHTK
         return keys_BHSK, values_BHSK
 
-    def advance(self, number: int) -> None:
-        self._length += number
+    def advance(self, num_new: int) -> None:
+        self._length += num_new
 
-    def _selected(self, buffer_LBHCK: Tensor, rows: Tensor) -> Tensor:
-        """A buffer of the same capacity; only the used part is copied."""
+    def _select_from(self, buffer_LBHCK: Tensor, rows: Tensor) -> Tensor:
+        """Return rows in a buffer of the same capacity. Only the used part is copied."""
         layers, _, heads, capacity, width = buffer_LBHCK.shape
         selected_LBHCK = buffer_LBHCK.new_empty(layers, len(rows), heads, capacity, width)
-        held = buffer_LBHCK[:, :, :, : self._length].index_select(1, rows)
-        selected_LBHCK[:, :, :, : self._length] = held
+        used = buffer_LBHCK[:, :, :, : self._length].index_select(1, rows)
+        selected_LBHCK[:, :, :, : self._length] = used
         return selected_LBHCK
 
 
 def require_rows(hidden_BTD: Tensor, rows: int) -> None:
-    """Raise a ValueError unless the input has this many rows and needs no gradient."""
+    """Raise ValueError if the input requires gradients or has a different number of rows."""
     if hidden_BTD.requires_grad:
         raise ValueError(
             "cache: it does not support gradients; call the model under torch.no_grad() or "
             "torch.inference_mode()"
         )
     if len(hidden_BTD) != rows:
-        raise ValueError(f"words: {len(hidden_BTD)} rows do not fit a cache of {rows} rows")
+        raise ValueError(f"words: {len(hidden_BTD)} rows, but the cache has {rows} rows")
 
 
 class RaggedCache:
-    """A cache of rows with different lengths, which join from `KeyValueCache`s.
+    """A cache of rows with different lengths, which are copied from `KeyValueCache`s.
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -199,7 +200,7 @@ class RaggedCache:
         return self.keys_LBHCK.shape[3]
 
     def join(self, cache: KeyValueCache, lengths: Sequence[int], capacity: int) -> None:
-        """Append all rows of a cache: the first `lengths[i]` words of row i; the rest is padding.
+        """Append all rows of a cache. Row i has `lengths[i]` words; the rest is padding.
 
         `capacity` is the maximum length of the new rows.
         """
@@ -212,7 +213,7 @@ class RaggedCache:
         self.fill(range(first, self.rows), cache, lengths)
 
     def fill(self, rows: Sequence[int], cache: KeyValueCache, lengths: Sequence[int]) -> None:
-        """Replace the contents of these rows by those of a cache."""
+        """Replace the contents of these rows with those of a cache."""
         longest, rows_B = max(lengths), torch.tensor(rows, device=self.keys_LBHCK.device)
         self.keys_LBHCK[:, rows_B, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
         self.values_LBHCK[:, rows_B, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
@@ -220,8 +221,8 @@ class RaggedCache:
             self._lengths[row] = length
 
     def full(self, length: int) -> list[int]:
-        """Rows with `length` words or more."""
-        return [row for row, held in enumerate(self._lengths) if held >= length]
+        """Return the rows with `length` or more words."""
+        return [row for row, row_length in enumerate(self._lengths) if row_length >= length]
 
     def empty(self, rows: Collection[int]) -> None:
         """Remove all words of these rows but keep the rows."""
@@ -229,7 +230,7 @@ class RaggedCache:
             self._lengths[row] = 0
 
     def row(self, index: int) -> KeyValueCache:
-        """A copy of one row, without room for more words."""
+        """Return a copy of one row, without room for more words."""
         copied, end = object.__new__(KeyValueCache), self._lengths[index]
         copied._length = end
         copied.keys_LBHCK = self.keys_LBHCK[:, index : index + 1, :, :end].clone()
@@ -237,20 +238,20 @@ class RaggedCache:
         return copied
 
     def drop(self, rows: Collection[int]) -> list[int]:
-        """Remove these rows; return the old indices of the remaining rows, in their new order.
+        """Remove these rows. Return the old indices of the remaining rows, in their new order.
 
-        The last rows move into the gaps, so that little is copied.
+        The last rows move into the gaps, to copy as little as possible.
         """
         kept = [row for row in range(self.rows) if row not in rows]
         order = list(range(len(kept)))
-        holes = [row for row in order if row in rows]
-        movers = [row for row in kept if row >= len(kept)]
-        for hole, mover in zip(holes, movers, strict=True):
-            end = self._lengths[mover]
+        gaps = [row for row in order if row in rows]
+        moved = [row for row in kept if row >= len(kept)]
+        for gap, row in zip(gaps, moved, strict=True):
+            end = self._lengths[row]
             for buffer in (self.keys_LBHCK, self.values_LBHCK):
-                buffer[:, hole, :, :end] = buffer[:, mover, :, :end]
-            self._lengths[hole], self._capacities[hole] = end, self._capacities[mover]
-            order[hole] = mover
+                buffer[:, gap, :, :end] = buffer[:, row, :, :end]
+            self._lengths[gap], self._capacities[gap] = end, self._capacities[row]
+            order[gap] = row
         del self._lengths[len(kept) :], self._capacities[len(kept) :]
         if not kept:
             self._clear()
@@ -262,13 +263,13 @@ class RaggedCache:
             return self._lengths[0]
         return torch.tensor(self._lengths, device=self.keys_LBHCK.device).unsqueeze(1)
 
-    def visible(self, number: int) -> Tensor | None:
+    def visible(self, num_new: int) -> Tensor | None:
         position, device = self.position, self.keys_LBHCK.device
-        if number == 1 and isinstance(position, int):
+        if num_new == 1 and isinstance(position, int):
             self._slots_BT = None
             return None
-        self._slots_BT = position + torch.arange(number, device=device).expand(self.rows, -1)
-        slots_S = torch.arange(max(self._lengths) + number, device=device)
+        self._slots_BT = position + torch.arange(num_new, device=device).expand(self.rows, -1)
+        slots_S = torch.arange(max(self._lengths) + num_new, device=device)
         return (slots_S <= self._slots_BT.unsqueeze(-1)).unsqueeze(1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
@@ -277,29 +278,29 @@ class RaggedCache:
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
         rows, end = self.rows, max(self._lengths) + key_BHTK.shape[2]
         rows_B1 = torch.arange(rows, device=key_BHTK.device).unsqueeze(1)
-        held = []
+        extended = []
         for buffer, new_BHTK in ((self.keys_LBHCK, key_BHTK), (self.values_LBHCK, value_BHTK)):
             if self._slots_BT is None:
                 buffer[layer, :rows, :, end - 1 : end] = new_BHTK
             else:
                 buffer[layer, rows_B1, :, self._slots_BT] = new_BHTK.transpose(1, 2)
-            held.append(buffer[layer, :rows, :, :end])
-        return held[0], held[1]
+            extended.append(buffer[layer, :rows, :, :end])
+        return extended[0], extended[1]
 
-    def advance(self, number: int) -> None:
-        self._lengths = [length + number for length in self._lengths]
+    def advance(self, num_new: int) -> None:
+        self._lengths = [length + num_new for length in self._lengths]
 
     def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
-        """Reallocate if there is not enough room; the new capacity may be smaller than before."""
+        """Reallocate if there is not enough room. The new capacity may be smaller than before."""
         if rows <= self.keys_LBHCK.shape[1] and capacity <= self.capacity:
             return
         layers, _, heads, _, width = like.keys_LBHCK.shape
-        rows = 1 << (rows - 1).bit_length()  # so that not every new row reallocates
+        rows = 1 << (rows - 1).bit_length()  # grow geometrically
         # Zeros, because masked slots are multiplied by 0, and 0 times NaN would be NaN.
         keys = like.keys_LBHCK.new_zeros(layers, rows, heads, capacity, width)
         values = torch.zeros_like(keys)
         if self.rows:
-            held = slice(self.rows), slice(None), slice(max(self._lengths))
+            used = slice(self.rows), slice(None), slice(max(self._lengths))
             for new, old in ((keys, self.keys_LBHCK), (values, self.values_LBHCK)):
-                new[:, *held] = old[:, *held]
+                new[:, *used] = old[:, *used]
         self.keys_LBHCK, self.values_LBHCK = keys, values

@@ -62,10 +62,10 @@ class LanguageModel(nn.Module):
     def forward(
         self, words_BT: Tensor | UniqueTokens, cache: Past | RowStates | None = None
     ) -> Tensor:
-        """Hidden vectors [B, T, D], from which the output layer predicts the next word.
+        """Return hidden vectors [B, T, D], from which the output layer predicts the next words.
 
-        With a cache the words continue those it holds and are added to it. Padding on the right is
-        harmless for a Transformer's cache, but becomes part of the state of other decoders.
+        With a cache, the words follow the cached ones and are added to the cache. Padding on the
+        right is harmless for Transformers, but becomes part of the state of other decoders.
         """
         hidden_BTD: Tensor
         if isinstance(cache, RowStates):
@@ -75,17 +75,20 @@ class LanguageModel(nn.Module):
         return hidden_BTD
 
     def new_cache(self, rows: int, capacity: int) -> KeyValueCache | RowStates:
-        """An empty cache on the model's device. Create it under the autocast in which it will be
-        used: its dtype is the current precision."""
+        """Create an empty cache on the model's device. Its dtype follows autocast, so create it in
+        the same autocast context as the calls that use it."""
         return self.decoder.new_state(rows, capacity)
 
     def new_ragged_cache(self) -> RaggedCache | RowStates:
-        """A cache without rows; rows of different lengths can join and leave."""
+        """Create a cache without rows. Rows of different lengths can be added and removed."""
         return RowStates() if self.config.decoder.has_constant_state else RaggedCache()
 
     def read(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], KeyValueCache | RowStates]:
-        """Hidden vectors [T, D] of texts of any lengths (on the CPU), and a cache that holds them.
-        In a `KeyValueCache` shorter texts are followed by padding."""
+        """Return the hidden vectors [T, D] of each text, and a cache of all texts.
+
+        Texts are on the CPU and can have different lengths. In a `KeyValueCache`, shorter texts are
+        followed by padding.
+        """
         device = next(self.parameters()).device
         if not self.config.decoder.has_constant_state:
             words_NT = pad_sequence(list(texts), batch_first=True, padding_value=PADDING)
@@ -102,8 +105,9 @@ class LanguageModel(nn.Module):
             assert isinstance(group_states, RowStates)
             states.join(group_states)
             order += group
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return [hidden[index] for index in back], states.select(torch.tensor(back, device=device))
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        rows = torch.tensor(inverse, device=device)
+        return [hidden[index] for index in inverse], states.select(rows)
 
     def nll(
         self,
@@ -111,7 +115,7 @@ class LanguageModel(nn.Module):
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
-        """-log p(target | words so far) in nats, [B, T]; 0 where not scored."""
+        """Return -log p(target | words so far) in nats, [B, T]; 0 where `scored_BT` is False."""
         return self.output.nll(self(words_BT), targets_BT, scored_BT)
 
     def nll_sum(
@@ -120,11 +124,11 @@ class LanguageModel(nn.Module):
         targets_BT: Tensor,
         scored_BT: Tensor | None = None,
     ) -> Tensor:
-        """The sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
+        """Return the sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
         return self.output.nll_sum(self(words_BT), targets_BT, scored_BT)
 
     def log_probs(self, words_BT: Tensor) -> Tensor:
-        """log p of every next word, [B, T, V], for small vocabularies."""
+        """Return log p of every next word, [B, T, V]. Only for small vocabularies."""
         return self.output.log_probs(self(words_BT))
 
 

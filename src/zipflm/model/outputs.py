@@ -1,8 +1,8 @@
-"""Output layers: hidden vectors and targets to negative log-probabilities (nll), one per token.
+"""Output layers: map hidden vectors and targets to per-token negative log-likelihoods (nll).
 
-nll is in nats, float32 (float64 for float64 input). Scoring targets never builds the full matrix
-of tokens by words. Tied weights belong to the input layer; a tied output layer reads them there
-and does not register them, so each is stored once.
+nll is in nats and float32 (float64 for float64 input). Scoring targets never materializes the full
+[N, V] logits. Tied weights belong to the input layer; a tied output layer reads them from there and
+does not register them, so each is stored once.
 
 Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, E width of a band.
 """
@@ -37,17 +37,18 @@ class _OutputLayer(nn.Module):
     table_shards: TableShards | None = None
     """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
     unknown_id: int | None = None
-    """Replacement for targets beyond the vocabulary, which are otherwise errors."""
+    """Id that replaces targets outside the vocabulary; without it they raise an error."""
 
     def reset_parameters(self) -> None:
         initialization.reset(self)
 
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
-        """-log p(target), shaped like `targets`; 0 and without gradient where not `scored`."""
+        """Return -log p(target), shaped like `targets`; 0, with no gradient, where `scored` is
+        False."""
         return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
 
     def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
-        """The sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
+        """Return the sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
         return self._nll(linear_nll_sum, hidden, targets, scored)
 
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
@@ -55,7 +56,7 @@ class _OutputLayer(nn.Module):
 
 
 class FullSoftmax(_OutputLayer):
-    """One softmax over all words, after a bias-free projection if the table is not D wide."""
+    """One softmax over all words, after a bias-free projection if the table's width is not D."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class FullSoftmax(_OutputLayer):
         self.vocab_size: int = vocab_size
         self.in_dim: int = in_dim
         self.impl: Impl = impl
-        self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
+        self._tied_to = (tied_to,)  # in a tuple, so that nn.Module does not register it
         if tied_to is not None and tied_to.table.shape != (vocab_size, dim):
             raise ValueError(
                 f"tied_to: its table is {tuple(tied_to.table.shape)}, not {(vocab_size, dim)}; "
@@ -108,11 +109,11 @@ class FullSoftmax(_OutputLayer):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """First id of every band, then the vocabulary size. All words are one band."""
+        """First id of every band, then the vocabulary size. All words form a single band."""
         return (0, self.vocab_size)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """log p of every word, [..., V], for small vocabularies."""
+        """Return log p of every word, [..., V]. Only for small vocabularies."""
         return _log_softmax(F.linear(self._project(hidden), self.weight))
 
     def _project(self, hidden: Tensor) -> Tensor:
@@ -120,10 +121,11 @@ class FullSoftmax(_OutputLayer):
 
 
 class AdaptiveSoftmax(_OutputLayer):
-    """A softmax over the head's words and one class per tail band, and one softmax per tail.
+    """A softmax over the head's words and the tail bands, and one softmax per tail band.
 
-    log p(w) = log p(w | head) for a head word, log p(band | head) + log p(w | band) for others
-    (Grave et al. 2017; no biases). Calling it returns the loss, as with `nn.CrossEntropyLoss`:
+    log p(w) is log p(w | head) for a head word and log p(band | head) + log p(w | band) for others
+    (Grave et al., 2017, without biases). Calling the layer returns the loss, as with
+    `nn.CrossEntropyLoss`:
 
     >>> bands = Bands(vocab_size=1000, cutoffs=(100, 400), dim=64, factor=4)
     >>> embedding = AdaptiveEmbedding(bands)
@@ -150,9 +152,11 @@ class AdaptiveSoftmax(_OutputLayer):
     ):
         """`in_dim` is the width of the hidden vectors (default: `bands.dim`). `tie` selects which
         weights of `tied_to` to share: `embeddings`, `projections` (embeddings and tail projections)
-        or `head` (all of these and the head's projection). `tail_dropout` is one rate for all
-        tails, or one per tail. `head_projection` adds an unshared projection to the head. `device`
-        and `dtype` apply to the layer's own weights."""
+        or `head` (all of these and the head's projection). `input_dropout` is applied to the hidden
+        vectors, `tail_dropout` (one rate for all tails, or one per tail) to their projections for
+        the tails. `head_projection` adds an unshared projection to the head. `impl` selects the
+        implementation (see `zipflm.kernels`). `device` and `dtype` apply to weights that are not
+        shared."""
         super().__init__()
         self.bands: Bands = bands
         self.tie: Tie = Tie(tie)
@@ -163,13 +167,13 @@ class AdaptiveSoftmax(_OutputLayer):
         self.has_head_projection: bool = head_projection
         self.ignore_index: int = ignore_index
         self.reduction: Literal["mean", "sum", "none"] = reduction
-        self._tied_to = (tied_to,)  # in a tuple: an attribute would register the layer again
+        self._tied_to = (tied_to,)  # in a tuple, so that nn.Module does not register it
         self._check()
         self._make_parameters(device, dtype)
         self.reset_parameters()
 
     @property
-    def tail_rates(self) -> tuple[float, ...]:
+    def tail_dropout_rates(self) -> tuple[float, ...]:
         if isinstance(self.tail_dropout, Sequence):
             return tuple(self.tail_dropout)
         return (self.tail_dropout,) * self.bands.num_tails
@@ -179,12 +183,12 @@ class AdaptiveSoftmax(_OutputLayer):
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={self.reduction!r}: choose from mean, sum, none")
         for name, rates in (
-            ("tail_dropout", self.tail_rates),
+            ("tail_dropout", self.tail_dropout_rates),
             ("input_dropout", (self.input_dropout,)),
         ):
             if not all(0 <= rate < 1 for rate in rates):
                 raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1)")
-        if len(self.tail_rates) != self.bands.num_tails:
+        if len(self.tail_dropout_rates) != self.bands.num_tails:
             raise ValueError(
                 f"tail_dropout={self.tail_dropout}: give one rate, or one per tail "
                 f"({self.bands.num_tails})"
@@ -242,12 +246,12 @@ class AdaptiveSoftmax(_OutputLayer):
         )
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # Head words and clusters form one matrix; Xavier's bound counts both.
+        # The vectors of head words and tail bands form one matrix; Xavier's bound counts both.
         fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
         head = initialization.uniform((6 / fan) ** 0.5)
         for band in range(len(self.embeddings)):
             yield f"embeddings.{band}", head if band == 0 else initialization.xavier_uniform()
-        # Without tails there are no clusters, and Xavier's bound would divide by zero.
+        # Without tails `clusters` is empty, and Xavier's bound would divide by zero.
         tied = initialization.xavier_uniform() if self.bands.num_tails else initialization.zeros
         yield "clusters", tied if self.tie.shares_embeddings else head
         for index in range(len(self.tail_projections)):
@@ -265,9 +269,9 @@ class AdaptiveSoftmax(_OutputLayer):
         )
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss, reduced by `reduction` over the targets that are not `ignore_index`.
+        """Return the loss, reduced by `reduction` over the targets that are not `ignore_index`.
 
-        The mean is 0 if there are none.
+        The mean is 0 if there are no such targets.
         """
         scored = targets.long() != self.ignore_index  # a narrow dtype may not hold ignore_index
         if self.reduction == "none":
@@ -279,15 +283,15 @@ class AdaptiveSoftmax(_OutputLayer):
         _require_width(hidden, self.in_dim)
         targets = _replace_unknown(targets, self.bands.vocab_size, self.unknown_id)
         hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
-        hidden_ND = self._enter(hidden_ND)
+        hidden_ND = self._drop_and_project(hidden_ND)
         if self.table_shards is not None:
             nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
         edges = self.bands.edges
-        # The head's target is the word or, for a tail word, the class of its band.
+        # The head's target is the word itself or, for a tail word, its band.
         head_targets_N = targets_N
         for band in range(1, self.bands.num_bands):
-            cluster = edges[1] + band - 1
-            head_targets_N = head_targets_N.where(targets_N < edges[band], cluster)
+            band_target = edges[1] + band - 1
+            head_targets_N = head_targets_N.where(targets_N < edges[band], band_target)
         tables = self._table(0), self.clusters
         head = torch.cat(tables) if self.table_shards is None else tables
         total = nll(self._project_head(hidden_ND), head, head_targets_N, scored_N, self.impl)
@@ -306,7 +310,7 @@ class AdaptiveSoftmax(_OutputLayer):
         return self.bands.edges
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """log p of every word, [..., V], for small vocabularies."""
+        """Return log p of every word, [..., V]. Only for small vocabularies."""
         head = self.head_log_probs(hidden)
         num_words = self.bands.sizes[0]
         parts = [head[..., :num_words]]
@@ -319,29 +323,29 @@ class AdaptiveSoftmax(_OutputLayer):
     """The name in `nn.AdaptiveLogSoftmaxWithLoss`."""
 
     def predict(self, hidden: Tensor) -> Tensor:
-        """The id of the most likely word for each hidden vector, [...]."""
+        """Return the id of the most likely word for each hidden vector, [...]."""
         return self.topk(hidden, 1).indices.squeeze(-1)
 
     def topk(self, hidden: Tensor, k: int) -> torch.return_types.topk:
-        """`log_probs(hidden).topk(k)` without a gradient, in chunks of rows."""
+        """Return `log_probs(hidden).topk(k)`, computed in chunks of rows without gradients."""
         _require_width(hidden, self.in_dim)
         best_NK, ids_NK = most_likely(self, hidden.reshape(-1, self.in_dim), k)
         shape = (*hidden.shape[:-1], k)
         return torch.return_types.topk((best_NK.view(shape), ids_NK.view(shape)))
 
     def head_log_probs(self, hidden: Tensor) -> Tensor:
-        """log p of every head word, followed by log p of each tail band."""
-        projected = self._project_head(self._enter(hidden))
+        """Return log p of every head word, followed by log p of each tail band."""
+        projected = self._project_head(self._drop_and_project(hidden))
         # Two products: concatenating the weights would copy the whole head.
         logits = [F.linear(projected, weight) for weight in (self._table(0), self.clusters)]
         return _log_softmax(torch.cat(logits, dim=-1))
 
     def tail_log_probs(self, hidden: Tensor, band: int) -> Tensor:
-        """log p(word | band) for every word of a tail band; 1 is the first tail."""
-        projected = self._project_tail(self._enter(hidden), band)
+        """Return log p(word | band) for every word of a tail band. `band` starts at 1."""
+        projected = self._project_tail(self._drop_and_project(hidden), band)
         return _log_softmax(F.linear(projected, self._table(band)))
 
-    def _enter(self, hidden: Tensor) -> Tensor:
+    def _drop_and_project(self, hidden: Tensor) -> Tensor:
         hidden = dropout(hidden, self.input_dropout, self.training)
         return hidden if self.projection is None else self.projection(hidden)
 
@@ -359,7 +363,9 @@ class AdaptiveSoftmax(_OutputLayer):
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
-        return dropout(F.linear(hidden, projection), self.tail_rates[band - 1], self.training)
+        return dropout(
+            F.linear(hidden, projection), self.tail_dropout_rates[band - 1], self.training
+        )
 
     def _table(self, band: int) -> Tensor:
         (tied_to,) = self._tied_to
@@ -367,12 +373,13 @@ class AdaptiveSoftmax(_OutputLayer):
 
     @classmethod
     def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, **options: Any) -> AdaptiveSoftmax:
-        """An untied layer with the weights of PyTorch's; `options` go to the constructor."""
+        """Create an untied layer from `nn.AdaptiveLogSoftmaxWithLoss`. `options` are passed to the
+        constructor."""
         if module.head.bias is not None:
             raise ValueError("head_bias=True: AdaptiveSoftmax has no biases; use head_bias=False")
         unsupported = {"head_projection", "in_dim", "tied_to", "tie"} & options.keys()
         if unsupported:
-            raise ValueError(f"{', '.join(sorted(unsupported))}: not supported by PyTorch's module")
+            raise ValueError(f"{', '.join(sorted(unsupported))}: cannot be set in from_torch")
         bands = Bands(module.n_classes, tuple(module.cutoffs), module.in_features, module.div_value)
         weight = module.head.weight
         softmax = cls(bands, **{"device": weight.device, "dtype": weight.dtype} | options)
@@ -386,14 +393,14 @@ class AdaptiveSoftmax(_OutputLayer):
         return softmax
 
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
-        """PyTorch's module with a copy of these weights."""
+        """Return an `nn.AdaptiveLogSoftmaxWithLoss` with a copy of these weights."""
         bands = self.bands
         projects = self.projection is not None or self.has_head_projection
         if self.tie != Tie.NONE or projects or bands.num_tails == 0:
             raise ValueError(
                 f"tie={self.tie.value!r}, in_dim={self.in_dim}, head_projection="
                 f"{self.has_head_projection}, cutoffs={bands.cutoffs}: PyTorch's module has "
-                "no tied weights and no head projection, and needs at least one cutoff"
+                "no tied weights or head projection, and needs at least one cutoff"
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
             bands.dim, bands.vocab_size, bands.cutoffs, div_value=bands.factor
@@ -420,8 +427,11 @@ def _replace_unknown(targets: Tensor, vocab_size: int, unknown_id: int | None) -
 def _flatten(
     hidden: Tensor, targets: Tensor, scored: Tensor | None, vocab_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One row per token. Tokens that are not scored get target 0 and a vector of zeros: infinity
-    or NaN in their vectors would spread to the gradients of all projections."""
+    """Flatten to one row per token.
+
+    Tokens that are not scored get target 0 and a vector of zeros: infinity or NaN in their vectors
+    would spread to the gradients of all projections.
+    """
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
             f"targets.shape={tuple(targets.shape)}: expected {tuple(hidden.shape[:-1])}, one "
@@ -443,8 +453,8 @@ def _flatten(
 def _require_dense_gradients(tied_to: FixedEmbedding | AdaptiveEmbedding | None) -> None:
     if tied_to is not None and tied_to.sparse:
         raise ValueError(
-            "tied_to: its gradients are sparse, but the output layer's are dense; tie to a layer "
-            "with sparse=False, or do not tie"
+            "tied_to: its gradients are sparse, but the output layer's are dense; use "
+            "sparse=False, or do not tie the layers"
         )
 
 

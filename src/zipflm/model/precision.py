@@ -10,7 +10,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def autocast(precision: Precision, device: torch.device | str) -> torch.autocast:
-    """Run matrix products at this precision; weights, statistics and sums stay in float32.
+    """Run matrix products at this precision. Weights, statistics and sums stay in float32.
 
     >>> with autocast("bfloat16", "cpu"):
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
@@ -22,5 +22,5 @@ def autocast(precision: Precision, device: torch.device | str) -> torch.autocast
 
 
 def dtype_of_sums(device: torch.device | str) -> torch.dtype:
-    """dtype for long sums: float64, or float32 on Apple GPUs, which lack float64."""
+    """Return the dtype for long sums: float64, or float32 on Apple GPUs, which lack float64."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64

@@ -1,6 +1,6 @@
 """A decoding step as a CUDA graph.
 
-For a single word, launching kernels one by one takes longer than running them
+For a single word, launching kernels separately takes longer than running them
 (docs/results/decoding.md), so the step is recorded once and replayed. This needs fixed shapes:
 attention always runs over the whole capacity of the cache, and a mask hides the unused slots.
 
@@ -32,10 +32,10 @@ class RecordedStep:
 
     @property
     def fits(self) -> bool:
-        """Whether the recorded graph still works for the cache and is less than half unused."""
+        """True if the recorded graph still works for the cache and uses more than half its rows."""
         is_same = self._cache.keys_LBHCK is self._past.keys_LBHCK
-        recorded = len(self._words_N1)
-        return is_same and recorded < 2 * self._cache.rows <= 2 * recorded
+        recorded_rows = len(self._words_N1)
+        return is_same and recorded_rows < 2 * self._cache.rows <= 2 * recorded_rows
 
     @torch.inference_mode()
     def __call__(self, words_N: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ class RecordedStep:
 
     @torch.inference_mode()
     def _record(self) -> torch.cuda.CUDAGraph:
-        # Warm up first, because libraries allocate on first use. The first real step overwrites
-        # what this writes to the cache.
+        # Warm up first, because libraries allocate on first use. This changes the cache, but the
+        # first real step overwrites the changed slots.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -80,12 +80,12 @@ class _FixedPast:
         self._rows_B1 = torch.arange(cache.rows, device=device).unsqueeze(1)
         self._slots_C = torch.arange(cache.capacity, device=device)
 
-    def visible(self, number: int) -> Tensor:
-        assert number == 1
+    def visible(self, num_new: int) -> Tensor:
+        assert num_new == 1
         return (self._slots_C <= self.position).view(len(self.position), 1, 1, -1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
-        """The shapes are fixed."""
+        """Does nothing, because shapes are fixed."""
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
         rows = len(self.position)
@@ -93,5 +93,5 @@ class _FixedPast:
             buffer[layer, self._rows_B1, :, self.position] = new_BHTK.transpose(1, 2)
         return self.keys_LBHCK[layer, :rows], self.values_LBHCK[layer, :rows]
 
-    def advance(self, number: int) -> None:
-        """`RecordedStep` advances the cache itself, outside of the graph."""
+    def advance(self, num_new: int) -> None:
+        """Does nothing, because `RecordedStep` advances the cache outside the graph."""

@@ -1,9 +1,9 @@
 """Next-word prediction: top-k and sampling with temperature, top-k and top-p.
 
-Both compute the log-probabilities of all words. On a GPU computing a tail costs less than checking
+All compute the log-probabilities of all words. On a GPU computing a tail costs less than checking
 whether it is needed; on a CPU it costs little compared to the decoder (docs/results/decoding.md).
 
-Shapes: N rows, D model width, V words, K candidate words, T tries.
+Shapes: N rows, D model width, V words, K candidate words, T tries, G groups of columns, M columns.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 _MAX_LOG_PROBS = 1 << 25
-"""Log-probabilities in memory at once: 128 MiB."""
+"""Maximum number of log-probabilities per chunk: 128 MiB."""
 _CPU_ROWS = 8
 """Rows per chunk on a CPU, where allocating large tensors costs more than computing them."""
 _MIN_TEMPERATURE = 1e-10
-"""Lower temperatures are greedy."""
+"""Lower temperatures mean greedy decoding."""
 _GROUP = 256
 """Size of the groups whose probabilities are summed first."""
 _TINY = torch.finfo(torch.float64).tiny
 NUM_TRIES = 8
-"""Random numbers that a draw needs at most."""
+"""Maximum number of random numbers per draw."""
 
 Mix = Callable[[Tensor, slice], Tensor]
 """Mixes the log-probabilities [N, V] of a slice of rows with another distribution."""
@@ -37,8 +37,8 @@ Mix = Callable[[Tensor, slice], Tensor]
 def most_likely(
     output: FullSoftmax | AdaptiveSoftmax, hidden_ND: Tensor, k: int, mix: Mix | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k most likely words: log-probabilities [N, K] in descending order, and ids [N, K]. Ties
-    go to the smaller id."""
+    """Return the k most likely words: log-probabilities [N, K] in descending order, and ids [N, K].
+    Ties go to the smaller id."""
     chunks = [_top(log_probs_NV, k) for _, log_probs_NV in _chunks(output, hidden_ND, mix)]
     log_probs, ids = zip(*chunks, strict=True)
     return torch.cat(log_probs), torch.cat(ids)
@@ -56,12 +56,12 @@ def draw(
     uniform: Sequence[Sequence[float]] | None = None,
     mix: Mix | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sample a word for each row: ids [N], and their log-probabilities [N] under the model.
+    """Sample a word for each row. Return ids [N] and their log-probabilities [N] under the model.
 
     Samples from p^(1/temperature), restricted to the `top_k` most likely words (0: all), then to
-    the smallest set of most likely words whose total probability reaches `top_p`. Temperature 0 is
-    greedy. Ids in `forbidden` are never drawn. `uniform` has `NUM_TRIES` random numbers in [0, 1)
-    per row (default: torch's generator).
+    the smallest set of most likely words whose total probability reaches `top_p`. Temperature 0
+    selects the most likely word. Ids in `forbidden` are never drawn. `uniform` has `NUM_TRIES`
+    random numbers in [0, 1) per row (default: torch's generator).
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -103,7 +103,7 @@ def _draw(
         return _draw_sorted(scores_NK, ids_NK, top_p, uniform_NT[:, 0])
     if top_p < 1:
         return _draw_from_nucleus(scores_NV, top_p, uniform_NT)
-    return draw_places(scores_NV, uniform_NT[:, 0])
+    return draw_columns(scores_NV, uniform_NT[:, 0])
 
 
 def _draw_sorted(scores_NK: Tensor, ids_NK: Tensor, top_p: float, uniform_N: Tensor) -> Tensor:
@@ -113,17 +113,17 @@ def _draw_sorted(scores_NK: Tensor, ids_NK: Tensor, top_p: float, uniform_N: Ten
         cumulative_NK = weights_NK.cumsum(1)
         is_outside_NK = cumulative_NK - weights_NK >= top_p * cumulative_NK[:, -1:]
         scores_NK = scores_NK.masked_fill(is_outside_NK, -torch.inf)
-    return ids_NK.gather(1, draw_places(scores_NK, uniform_N).unsqueeze(1)).squeeze(1)
+    return ids_NK.gather(1, draw_columns(scores_NK, uniform_N).unsqueeze(1)).squeeze(1)
 
 
 def _draw_from_nucleus(scores_NV: Tensor, top_p: float, uniform_NT: Tensor) -> Tensor:
-    """Draw from all words and retry the few rows whose word lies outside the nucleus; only the
-    last try sorts. On a GPU sorting at once is faster than a host synchronization."""
+    """Draw from all words, then retry the few rows whose word is outside the nucleus. Only the last
+    try sorts. On a GPU, sorting immediately is faster than a host synchronization."""
     if uniform_NT.shape[1] == 1 or scores_NV.is_cuda:
         scores_NV, ids_NV = scores_NV.sort(dim=1, descending=True, stable=True)
         return _draw_sorted(scores_NV, ids_NV, top_p, uniform_NT[:, 0])
     weights_NV = scores_NV.softmax(1)
-    ids_N = draw_places(scores_NV, uniform_NT[:, 0])
+    ids_N = draw_columns(scores_NV, uniform_NT[:, 0])
     drawn_N1 = weights_NV.gather(1, ids_N.unsqueeze(1))
     # Ties go to the smaller id.
     is_likelier_NV = weights_NV > drawn_N1
@@ -138,33 +138,33 @@ def _draw_from_nucleus(scores_NV: Tensor, top_p: float, uniform_NT: Tensor) -> T
     return ids_N
 
 
-def draw_places(scores_NK: Tensor, uniform_N: Tensor) -> Tensor:
+def draw_columns(scores_NK: Tensor, uniform_N: Tensor) -> Tensor:
     """Sample a column of each row from softmax(scores), using uniform numbers in [0, 1).
 
-    Sums groups of columns first, so that float64 is needed within one group only: over all columns
+    Sums groups of columns first, so that float64 is only needed within one group. For all columns
     it would take most of the time of a decoding step on a CPU.
     """
     weights_NK, num_columns = scores_NK.softmax(1), scores_NK.shape[1]
     groups, end = num_columns // _GROUP, num_columns - num_columns % _GROUP
-    whole_NG = weights_NK[:, :end].view(len(weights_NK), groups, _GROUP).sum(2)
+    full_NG = weights_NK[:, :end].view(len(weights_NK), groups, _GROUP).sum(2)
     rest_N1 = weights_NK[:, end:].sum(1, keepdim=True)
-    sums_NG = torch.cat([whole_NG, rest_N1], dim=1).double()
+    sums_NG = torch.cat([full_NG, rest_N1], dim=1).double()
     cumulative_NG = sums_NG.cumsum(1)
-    # In (0, total], so some cumulative sum always reaches it and a word of probability 0 is never
-    # drawn. NaN scores give a valid column, too.
-    wanted_N1 = cumulative_NG[:, -1:] * (1 - uniform_N).unsqueeze(1)
-    group_N1 = torch.searchsorted(cumulative_NG, wanted_N1).clamp(max=groups)
+    # In (0, total], so that a cumulative sum always reaches it and words with probability 0 are
+    # never drawn. NaN scores also give a valid column.
+    threshold_N1 = cumulative_NG[:, -1:] * (1 - uniform_N).unsqueeze(1)
+    group_N1 = torch.searchsorted(cumulative_NG, threshold_N1).clamp(max=groups)
     before_N1 = (cumulative_NG - sums_NG).gather(1, group_N1)
     columns_NM = group_N1 * _GROUP + torch.arange(_GROUP, device=scores_NK.device)
     members_NM = weights_NK.gather(1, columns_NM.clamp(max=num_columns - 1))
     within_NM = members_NM.where(columns_NM < num_columns, 0).cumsum(1, dtype=torch.float64)
-    wanted_N1 = (wanted_N1 - before_N1).clamp(min=_TINY).minimum(within_NM[:, -1:])
-    column_N1 = group_N1 * _GROUP + torch.searchsorted(within_NM, wanted_N1)
+    threshold_N1 = (threshold_N1 - before_N1).clamp(min=_TINY).minimum(within_NM[:, -1:])
+    column_N1 = group_N1 * _GROUP + torch.searchsorted(within_NM, threshold_N1)
     return column_N1.squeeze(1).clamp(max=num_columns - 1)
 
 
 def _top(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` with ties in the order of the columns, which torch does not guarantee."""
+    """`topk` with ties in column order, which torch does not guarantee."""
     smallest_N1 = values_NM.topk(k, dim=1).values[:, -1:]
     is_above_NM, is_tied_NM = values_NM > smallest_N1, values_NM == smallest_N1
     num_tied_N1 = k - is_above_NM.sum(1, keepdim=True)
@@ -178,7 +178,7 @@ def _top(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _chunks(
     output: FullSoftmax | AdaptiveSoftmax, hidden_ND: Tensor, mix: Mix | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Log-probabilities [N, V] of a slice of rows at a time."""
+    """Yield slices of rows and their log-probabilities [N, V]."""
     size = max(1, _MAX_LOG_PROBS // output.edges[-1])
     if hidden_ND.device.type == "cpu":
         size = min(size, _CPU_ROWS)

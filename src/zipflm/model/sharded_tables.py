@@ -1,22 +1,22 @@
 """Word tables whose rows are sharded over processes.
 
-Each process has its own tokens and its own rows of every table.
+Each process has different tokens and different rows of every table.
 
-    Input     The ids of all processes are gathered. Each process looks up the rows it owns, with
-              zeros elsewhere; a reduce-scatter gives each process the vectors of its tokens.
-              Projections are replicated and applied afterwards, so only narrow vectors travel.
+    Input     The ids of all processes are gathered. Each process looks up the rows of its shard,
+              with zeros elsewhere; a reduce-scatter gives each process the vectors of its tokens.
+              Projections are replicated and applied afterwards, so only narrow vectors are sent.
     Output    Hidden vectors, projected to the width of a band, are gathered. Each process computes
-              log-sum-exps over its own rows and the logits of the targets it owns
-              (`kernels.linear_nll_part`); two numbers per token and process go back to the token's
+              log-sum-exps over its rows, and the logits of targets among them
+              (`kernels.linear_nll_shard`). It sends these two numbers per token back to the token's
               process, which computes nll from them.
 
-The backward pass is the transpose. It gives each process the complete gradient of its own rows over
-the tokens of all processes, so no further exchange is needed. Results equal those of one process up
-to the order of float additions.
+The backward pass is the transpose. It gives each process the complete gradient of its rows over the
+tokens of all processes, so no further exchange is needed. Results equal those of one process up to
+the order of float additions.
 
-Processes may have different numbers of tokens, even none: all pad to the largest number, which the
+Processes may have different numbers of tokens, or none. All pad to the largest number, which the
 hosts exchange without waiting for a device. Rows are split as by `torch.chunk`, so the last
-processes may have fewer or none. The class rows of an adaptive softmax are sharded like words.
+processes may have fewer or none. The head's vectors for tail bands are sharded like words.
 
 For an update of T tokens over all P processes, each process sends and receives (P - 1) / P times
 
@@ -25,9 +25,9 @@ For an update of T tokens over all P processes, each process sends and receives 
     T x (16 + 16B)  bytes of ids and targets (8 each) and, for each of the B bands of the output,
                     two statistics, a log-sum-exp and a gradient (4 each)
 
-where s is the size of a number in the products' dtype. This depends neither on P nor on the number
-of words. (Gradients of replicated tables cost each process about twice their size instead.) Memory
-holds the vectors of the tokens of all processes.
+where s is the size of an element in the dtype of matrix products. The sum does not depend on P or
+on the number of words. (With replicated tables, each process would send about twice the size of
+their gradients instead.) Each process keeps the vectors of the tokens of all processes in memory.
 
 Shapes: N tokens of this process, M tokens after padding, A = P x M tokens of all processes, E width
 of a band, F width of all bands together, V rows of this process.
@@ -47,13 +47,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from zipflm.kernels import Impl, Rows, autocast, linear_nll_sum, statistics_dtype
-from zipflm.kernels.linear_nll_part import part_gradients, part_statistics
+from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
 from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
 
 _LAYERS = FixedEmbedding | AdaptiveEmbedding | FullSoftmax | AdaptiveSoftmax
 _TABLES = ("table", "embeddings", "clusters")
-"""Parameters with one row per word or class, in input and output layers."""
+"""Parameters with one row per word or tail band, in input and output layers."""
 
 # Renamed in torch 2.13.
 _all_gather: Callable[..., object] = (
@@ -62,9 +62,9 @@ _all_gather: Callable[..., object] = (
 
 
 class TableShards:
-    """Lookups and scoring in tables whose rows are split over the processes of a mesh.
+    """Lookups and scoring in tables whose rows are sharded over the processes of a mesh.
 
-    All processes must make the same calls in the same order, each with its own tokens.
+    All processes must make the same calls in the same order, each with different tokens.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -75,7 +75,7 @@ class TableShards:
         self.size: int = mesh.size()
 
     def shard(self, table: Tensor) -> DTensor:
-        """This process's rows of a replicated table."""
+        """Return this process's rows of a replicated table."""
         first, end = self.rows(len(table))
         return DTensor.from_local(
             table[first:end].clone(),
@@ -87,19 +87,19 @@ class TableShards:
         )
 
     def rows(self, num_rows: int) -> tuple[int, int]:
-        """Start and end of this process's rows in a table of `num_rows`."""
+        """Return the start and end of this process's rows in a table of `num_rows`."""
         per_process = -(-num_rows // self.size)
         first = min(self.rank * per_process, num_rows)
         return first, min(first + per_process, num_rows)
 
-    def look_up(
+    def lookup(
         self,
         words: Tensor,
         tables: Sequence[Tensor],
         edges: Sequence[int],
         padding_idx: int | None,
     ) -> Tensor:
-        """The rows of this process's words [...], concatenated over all tables: [..., F].
+        """Look up this process's words [...] in all tables. Return [..., F], concatenated.
 
         `edges` has the id of every table's first row. A table that does not contain a word
         contributes zeros. `padding_idx`, a word of the first table, gets no gradient.
@@ -109,26 +109,26 @@ class TableShards:
         for table, edge in zip(tables, edges, strict=False):
             first = edge + self.rows(len(table))[0]
             local_VE = _local(table)
-            place_A = words_A - first
-            here_A = (place_A >= 0) & (place_A < len(local_VE))
+            index_A = words_A - first
+            is_local_A = (index_A >= 0) & (index_A < len(local_VE))
             # An empty shard gets a row to look up, so that every process has a gradient.
             rows_VE = local_VE if len(local_VE) else F.pad(local_VE, (0, 0, 0, 1))
             padding = None if padding_idx is None else padding_idx - first
             if padding is not None and not 0 <= padding < len(local_VE):
                 padding = None
             # In the precision that the projection would cast them to.
-            rows_AE = autocast(F.embedding(place_A.where(here_A, 0), rows_VE, padding))
-            slices.append(rows_AE.masked_fill(~here_A.unsqueeze(1), 0.0))
-        shares_AF = torch.cat(slices, dim=1)
-        vectors_MF: Tensor = _ReduceScatter.apply(shares_AF, self)  # type: ignore[no-untyped-call]
+            rows_AE = autocast(F.embedding(index_A.where(is_local_A, 0), rows_VE, padding))
+            slices.append(rows_AE.masked_fill(~is_local_A.unsqueeze(1), 0.0))
+        partial_AF = torch.cat(slices, dim=1)
+        vectors_MF: Tensor = _ReduceScatter.apply(partial_AF, self)  # type: ignore[no-untyped-call]
         vectors_NF = vectors_MF[: words.numel()]
         return vectors_NF.view(*words.shape, vectors_NF.shape[1])
 
     def scoring(
         self, nll: Callable[..., Tensor], targets_N: Tensor, scored_N: Tensor
     ) -> tuple[Callable[..., Tensor], Tensor, Tensor]:
-        """`linear_nll` or `linear_nll_sum` for sharded tables, and the targets and mask of all
-        processes.
+        """Return `linear_nll` or `linear_nll_sum` for sharded tables, and the targets and mask of
+        all processes.
 
         The function takes this process's hidden vectors, the table of a softmax (or several, to be
         concatenated), and the targets and mask of all processes. It returns the nll of this
@@ -147,55 +147,55 @@ class TableShards:
         ) -> Tensor:
             hidden_NE = autocast(hidden_NE)
             tables = (table,) if isinstance(table, Tensor) else table
-            own_A = self._own_targets(tables, targets_A)
-            weights = [_local(each).to(hidden_NE.dtype) for each in tables]
+            local_A = self._local_targets(tables, targets_A)
+            weights = [_local(table).to(hidden_NE.dtype) for table in tables]
             nll_N: Tensor = _Nll.apply(  # type: ignore[no-untyped-call]
-                hidden_NE, own_A, active_A, self, impl, rows, *weights
+                hidden_NE, local_A, active_A, self, impl, rows, *weights
             )
             return nll_N.sum() if nll is linear_nll_sum else nll_N
 
         return sharded_nll, targets_A.clamp(min=0), targets_A >= 0
 
-    def _own_targets(self, tables: Sequence[Tensor], targets_A: Tensor) -> Tensor:
-        """Targets as rows of this process's concatenated shards; -1 for rows of other processes."""
-        own_A, num_rows, num_own = torch.full_like(targets_A, -1), 0, 0
+    def _local_targets(self, tables: Sequence[Tensor], targets_A: Tensor) -> Tensor:
+        """Map targets to rows of this process's concatenated shards, or -1 for other processes."""
+        local_A, num_rows, num_local = torch.full_like(targets_A, -1), 0, 0
         for table in tables:
             first, end = (num_rows + row for row in self.rows(len(table)))
-            here_A = (targets_A >= first) & (targets_A < end)
-            own_A = (targets_A - first + num_own).where(here_A, own_A)
-            num_rows, num_own = num_rows + len(table), num_own + end - first
-        return own_A
+            is_local_A = (targets_A >= first) & (targets_A < end)
+            local_A = (targets_A - first + num_local).where(is_local_A, local_A)
+            num_rows, num_local = num_rows + len(table), num_local + end - first
+        return local_A
 
     def _gather_ids(self, ids_N: Tensor) -> Tensor:
-        """The ids of all processes [A], padded with -1."""
+        """Gather the ids of all processes [A], padded with -1."""
         longest = torch.tensor(len(ids_N))  # on the CPU, to avoid a device synchronization
         dist.all_reduce(longest, dist.ReduceOp.MAX, self._group)
         return self.gather(F.pad(ids_N, (0, int(longest) - len(ids_N)), value=-1))
 
-    def gather(self, own: Tensor) -> Tensor:
-        """[M, ...] of every process, concatenated to [A, ...]."""
-        gathered = own.new_empty(self.size * len(own), *own.shape[1:])
-        _all_gather(gathered, own.contiguous(), group=self._group)
+    def gather(self, local: Tensor) -> Tensor:
+        """Concatenate [M, ...] of every process to [A, ...]."""
+        gathered = local.new_empty(self.size * len(local), *local.shape[1:])
+        _all_gather(gathered, local.contiguous(), group=self._group)
         return gathered
 
-    def reduce_scatter(self, shares: Tensor) -> Tensor:
-        """The sum of [A, ...] over all processes, of which this process gets its own [M, ...]."""
-        received = self.all_to_all(shares.reshape(self.size, -1, *shares.shape[1:]))
+    def reduce_scatter(self, partial: Tensor) -> Tensor:
+        """Sum [A, ...] over all processes. Each process gets the [M, ...] of its tokens."""
+        received = self.all_to_all(partial.reshape(self.size, -1, *partial.shape[1:]))
         # Sends as much as torch's reduce-scatter, which would round once for every process.
-        return received.sum(0, dtype=statistics_dtype(shares.dtype)).to(shares.dtype)
+        return received.sum(0, dtype=statistics_dtype(partial.dtype)).to(partial.dtype)
 
-    def all_to_all(self, parts: Tensor) -> Tensor:
-        """Send `parts[p]` to process p; in the result, entry p comes from process p."""
-        parts = parts.contiguous()
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=self._group)
+    def all_to_all(self, chunks: Tensor) -> Tensor:
+        """Send `chunks[p]` to process p. Entry p of the result comes from process p."""
+        chunks = chunks.contiguous()
+        received = torch.empty_like(chunks)
+        dist.all_to_all_single(received, chunks, group=self._group)
         return received
 
 
 def shard_tables(model: nn.Module, shards: TableShards) -> list[str]:
-    """Replace every word table of a model by this process's shard; return their names.
+    """Replace every word table of a model with this process's shard. Return the table names.
 
-    Layers without such a table, like `CharacterEmbedding`, stay as they are.
+    Layers without such a table, like `CharacterEmbedding`, are not changed.
     """
     sharded = []
     for path, layer in list(model.named_modules()):
@@ -205,9 +205,9 @@ def shard_tables(model: nn.Module, shards: TableShards) -> list[str]:
         for name, table in list(layer.named_parameters()):
             if name.split(".")[0] not in _TABLES:
                 continue
-            owner, _, own_name = name.rpartition(".")
+            owner, _, local_name = name.rpartition(".")
             shard = nn.Parameter(shards.shard(table.detach()), table.requires_grad)
-            layer.get_submodule(owner).register_parameter(own_name, shard)
+            layer.get_submodule(owner).register_parameter(local_name, shard)
             sharded.append(f"{path}.{name}")
     return sharded
 
@@ -216,9 +216,9 @@ class _ReduceScatter(torch.autograd.Function):
     """`TableShards.reduce_scatter`, whose transpose is `gather`."""
 
     @staticmethod
-    def forward(ctx: Any, shares: Tensor, shards: TableShards) -> Tensor:
+    def forward(ctx: Any, partial: Tensor, shards: TableShards) -> Tensor:
         ctx.shards = shards
-        return shards.reduce_scatter(shares)
+        return shards.reduce_scatter(partial)
 
     @staticmethod
     @once_differentiable
@@ -243,9 +243,9 @@ class _Nll(torch.autograd.Function):
         weight_VE = weights[0] if len(weights) == 1 else torch.cat(weights)
         num_tokens, padded = len(hidden_NE), len(targets_A) // shards.size
         hidden_AE = shards.gather(_pad(hidden_NE, padded))
-        statistics = part_statistics(hidden_AE, weight_VE, targets_A, active_A, impl, rows=rows)
+        statistics = shard_statistics(hidden_AE, weight_VE, targets_A, active_A, impl, rows=rows)
         lse_PM, target_PM = shards.all_to_all(
-            torch.stack([each.view(shards.size, padded) for each in statistics], dim=1)
+            torch.stack([values.view(shards.size, padded) for values in statistics], dim=1)
         ).unbind(1)
         lse_M = lse_PM.logsumexp(0)
         active_M = active_A.view(shards.size, padded)[shards.rank]
@@ -263,7 +263,7 @@ class _Nll(torch.autograd.Function):
         (num_tokens, sizes), (shards, impl, rows) = ctx.sizes, ctx.options
         hidden_AE, weight_VE, targets_A, active_A, lse_A = ctx.saved_tensors
         grad_A = shards.gather(_pad(grad_N, len(lse_A) // shards.size))
-        d_hidden_AE, d_weight_VE = part_gradients(
+        d_hidden_AE, d_weight_VE = shard_gradients(
             grad_A, hidden_AE, weight_VE, targets_A, active_A, lse_A, impl, rows=rows
         )
         d_hidden_NE = shards.reduce_scatter(d_hidden_AE)[:num_tokens]
@@ -278,5 +278,5 @@ def _local(table: Tensor) -> Tensor:
     return table.to_local()
 
 
-def _pad(own: Tensor, length: int) -> Tensor:
-    return F.pad(own, (0, 0) * (own.ndim - 1) + (0, length - len(own)))
+def _pad(local: Tensor, length: int) -> Tensor:
+    return F.pad(local, (0, 0) * (local.ndim - 1) + (0, length - len(local)))

@@ -1,6 +1,6 @@
 """Named configs: every model of the paper, and smaller ones.
 
-`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison; rows of its appendix are
+`preset("wikitext-103", "ADP-T")` is a row of the paper's comparison. Rows of its appendix are
 variants of these (`variants`). Where the paper and the authors' code differ, presets follow the
 paper and the variant `fairseq` follows the code (docs/reproduction/paper.md).
 """
@@ -25,9 +25,9 @@ class Dataset:
     """Properties of a preset's dataset that are not part of the config."""
 
     is_of_the_paper: bool = False
-    """Cutoffs are fixed; those of other datasets depend on the vocabulary."""
+    """True if cutoffs are fixed. Those of other datasets depend on the vocabulary."""
     is_for_a_cpu: bool = False
-    """Training on a CPU takes less time than compiling."""
+    """True if training on a CPU takes less time than compiling."""
     purpose: str = ""
 
 
@@ -55,10 +55,10 @@ FACTORIZATIONS = tuple(BY_LABEL)
 def preset(
     dataset: str, factorization: str = "ADP-T", *, size: str = "base", variant: str | None = None
 ) -> Config:
-    """The config of a model of the paper, or of a smaller one for a smaller text.
+    """Return the config of a model of the paper, or of a smaller one for less text.
 
-    `wikitext-2` trains on a GPU in minutes; `toy`, `tiny`, `demo` and `small` on a CPU. `size`
-    scales the decoder as in the paper's Billion Word models; `variant` is one of `variants`.
+    `wikitext-2` trains on a GPU in minutes; `toy`, `tiny`, `demo` and `small` train on a CPU.
+    `size` scales the decoder as in the paper's Billion Word models. `variant` is one of `variants`.
     """
     is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
     published = rivals.MODELS.get(dataset, {})
@@ -105,7 +105,7 @@ def parse_name(name: str) -> Name:
 
 
 def from_name(name: str) -> Config:
-    """The config of a model by its full name."""
+    """Return the config of a model by its full name."""
     dataset, factorization, size, variant = parse_name(name)
     if not factorization:
         example = f"{dataset if dataset in DATASETS else 'tiny'}/ADP-T"
@@ -114,12 +114,12 @@ def from_name(name: str) -> Config:
 
 
 def dataset_of(name: str) -> Dataset:
-    """The dataset of a preset, by the preset's name."""
+    """Return the dataset of a preset, by the preset's name."""
     return _choose("dataset", name.partition("/")[0], DATASETS)
 
 
 def variants(dataset: str, factorization: str) -> tuple[str, ...]:
-    """Names of the variants of one model."""
+    """Return the names of the variants of a model."""
     return tuple(variants_of(dataset, factorization))
 
 

@@ -38,8 +38,8 @@ class Layers:
     tied: Tie
     """Tying of ADP-T."""
 
-    def of(self, factorization: str) -> dict[str, Any]:
-        """`input`, `output` and `tie` of a config."""
+    def config_fields(self, factorization: str) -> dict[str, Any]:
+        """Return `input`, `output` and `tie` of a config."""
         input, output, tie = self._choices()[factorization]
         return {"input": input, "output": output, "tie": tie}
 
@@ -81,5 +81,5 @@ class Family:
             decoder=self.decoder,
             batches=replace(self.batches, unit=unit),
             training=self.training,
-            **self.layers.of(factorization),
+            **self.layers.config_fields(factorization),
         )

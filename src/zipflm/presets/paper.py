@@ -34,7 +34,7 @@ _FAMILIES = {
         training=TrainingConfig(),
     ),
     "billion-word": Family(
-        # The paper's counts allow 793,183 to 793,495; the authors' code prints this size.
+        # Printed by the authors' code. The paper's parameter counts allow 793,183 to 793,495.
         vocab_size=793_304,
         bpe_vocab_size=32_347,
         decoder=TransformerDecoder(dropout=0.1, attention_dropout=0.1, relu_dropout=0.0),
@@ -63,7 +63,7 @@ SIZES = tuple(_DECODER_SIZES)
 
 
 def family(dataset: str, factorization: str, size: str) -> Family:
-    """The models of a dataset at one of `SIZES`, trained like this factorization in the paper."""
+    """Return the models of a dataset at one of `SIZES`, with the training of this factorization."""
     base = _FAMILIES[dataset]
     decoder = replace(base.decoder, **_DECODER_SIZES[size])  # type: ignore[arg-type]
     batches, training = base.batches, base.training

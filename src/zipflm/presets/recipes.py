@@ -23,7 +23,7 @@ def paper(config: Config, dataset: Dataset) -> Config:
 
 
 def modern(config: Config, dataset: Dataset) -> Config:
-    """Muon and AdamW, warm-up and decay, and a modern decoder."""
+    """Use Muon and AdamW, warm-up and decay, and a modern decoder."""
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
     if isinstance(decoder, TransformerDecoder):
         decoder = replace(
@@ -81,7 +81,7 @@ def resolve(
         dtype = "float32" if held is None else held.training.dtype
         config = replace(config, training=replace(config.training, dtype=dtype))
     if dataset.is_of_the_paper:
-        # Overrides first: they may change cutoffs that do not fit.
+        # Overrides first: they may change cutoffs that exceed the vocabulary.
         changed = fit_vocabulary(override(config, overrides), vocab_size)
     else:
         # Overrides last: they take precedence over scaled cutoffs.
@@ -97,7 +97,7 @@ def resolve(
 
 
 def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
-    """Number of ids to scale cutoffs to. `override` rejects invalid values later."""
+    """Return the number of ids to scale cutoffs to. `override` rejects invalid values later."""
     for assignment in overrides:
         key, _, size = assignment.partition("=")
         if key == "input.predicted_words" and size.isdecimal() and 0 < int(size) < vocab_size:
@@ -120,8 +120,8 @@ def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
 def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) -> Config:
     """Adapt a config to a vocabulary of `size` ids.
 
-    The paper's cutoffs are fixed: a vocabulary too small for them is an error. With `scale_cutoffs`
-    they are scaled with the vocabulary instead.
+    The paper's cutoffs are fixed: raises ValueError if the vocabulary is too small for them. With
+    `scale_cutoffs` they are scaled with the vocabulary instead.
     """
     if size == config.vocab_size:
         return config
@@ -130,8 +130,8 @@ def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) ->
         return replace(
             config,
             vocab_size=size,
-            input=_scaled(config.input, ratio),
-            output=_scaled(config.output, ratio),
+            input=_scale(config.input, ratio),
+            output=_scale(config.output, ratio),
         )
     for name, layer in (("input", config.input), ("output", config.output)):
         if isinstance(layer, Banded):
@@ -148,7 +148,7 @@ def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) ->
 L = TypeVar("L")
 
 
-def _scaled(layer: L, ratio: float) -> L:
+def _scale(layer: L, ratio: float) -> L:
     """Scale the cutoffs of a layer, if it has any, and keep them increasing."""
     if not isinstance(layer, Banded):
         return layer

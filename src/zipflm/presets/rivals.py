@@ -139,22 +139,22 @@ MODELS: dict[str, dict[str, Config]] = {
         ),
     },
 }
-"""By dataset and name."""
+"""Published models by dataset and name."""
 
 _MAX_STREAM_BLOCK = 128
 """Shorter blocks give larger batches, which a recurrent decoder processes in parallel."""
 
 
 def _gcnn(decoder: TransformerDecoder) -> GatedConvolutionDecoder:
-    number = max(2, round(_size(decoder) / (8 * decoder.dim**2)))
+    num_blocks = max(2, round(_size(decoder) / (8 * decoder.dim**2)))
     return GatedConvolutionDecoder(
-        dim=decoder.dim, blocks=((4, decoder.dim, 0),) * number, dropout=decoder.dropout
+        dim=decoder.dim, blocks=((4, decoder.dim, 0),) * num_blocks, dropout=decoder.dropout
     )
 
 
 def _lstm(decoder: TransformerDecoder) -> LSTMDecoder:
     layers = min(2, decoder.num_layers)
-    cells = _rounded(_size(decoder) / (layers * (9 * decoder.dim + 8)))
+    cells = _round_to_8(_size(decoder) / (layers * (9 * decoder.dim + 8)))
     return LSTMDecoder(
         dim=decoder.dim,
         hidden_dim=max(cells, decoder.dim),
@@ -168,7 +168,7 @@ def _qrnn(decoder: TransformerDecoder) -> QRNNDecoder:
     linear = 9 * decoder.dim
     width = (math.sqrt(linear**2 + 12 * _size(decoder)) - linear) / 6
     return QRNNDecoder(
-        dim=decoder.dim, hidden_dim=_rounded(width), num_layers=3, dropout=decoder.dropout
+        dim=decoder.dim, hidden_dim=_round_to_8(width), num_layers=3, dropout=decoder.dropout
     )
 
 
@@ -176,7 +176,7 @@ def _size(decoder: TransformerDecoder) -> int:
     return sum(decoder.params().values())
 
 
-def _rounded(width: float) -> int:
+def _round_to_8(width: float) -> int:
     return max(8, round(width / 8) * 8)
 
 
@@ -189,7 +189,7 @@ DECODERS: dict[str, Callable[[TransformerDecoder], Any]] = {
 
 
 def with_decoder(config: Config, name: str) -> Config:
-    """Replace the decoder of a preset by one of `DECODERS` with about as many parameters.
+    """Replace the decoder of a preset with one of `DECODERS` with a similar number of parameters.
 
     Recurrent decoders keep their state from batch to batch, unless batches consist of sentences.
     """

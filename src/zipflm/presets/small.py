@@ -29,7 +29,7 @@ MODERN_DECODER: dict[str, Any] = {
 
 
 FAMILIES = {
-    # For two million words, read twenty times. That needs strong regularization, chosen with ADP-T
+    # For two million words and twenty epochs. That needs strong regularization, chosen with ADP-T
     # and SM-T (docs/development/experiments.md). The head covers 84 % of the running words, head
     # and first tail 95 %.
     "wikitext-2": Family(
@@ -139,8 +139,8 @@ FAMILIES = {
             checkpoint_every=120,
         ),
     ),
-    # For one to three million words on two CPU cores: a useful model in 10 to 30 minutes. It reads
-    # the embedded corpus four and a half times.
+    # For one to three million words on two CPU cores: a useful model in 10 to 30 minutes. On the
+    # embedded corpus it trains for four and a half epochs.
     "small": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,

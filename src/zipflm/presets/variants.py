@@ -37,7 +37,7 @@ def _tied(tie: Tie) -> Variant:
 
 
 def _bands(*thousands: int) -> Variant:
-    """Sizes of the bands in thousands of words; the last band takes the remaining words."""
+    """Set band sizes in thousands of words. The last band has all remaining words."""
     cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
     return lambda config: _with_both_layers(config, cutoffs=cutoffs)
 
@@ -64,21 +64,21 @@ def _block(block: int, context: int) -> Variant:
 
 
 def _sixty_four_devices(config: Config) -> Config:
-    """Billion Word's main results use twice the batch of the comparison of factorizations."""
+    """Double the batch of the comparison of factorizations, as in Billion Word's main results."""
     return replace(config, training=replace(config.training, tokens_per_update=64 * 2048))
 
 
 def _no_reduction(config: Config) -> Config:
-    """The setting of Merity et al.: all bands 512 wide, all weights shared.
+    """Use the setting of Merity et al.: all bands have width 512 and share all weights.
 
-    The head is narrower than the decoder and must be projected; sharing its projection as well
+    The head is narrower than the decoder and must be projected. Sharing its projection as well
     gives the paper's parameter count.
     """
     return _with_both_layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
 
 
 def _fairseq(config: Config) -> Config:
-    """The settings of the authors' later code, for both datasets."""
+    """Use the settings of the authors' later code, for both datasets."""
     output = config.output
     if isinstance(output, AdaptiveOutput) and isinstance(output.tail_dropout, float):
         output = replace(output, input_dropout=output.tail_dropout)
@@ -129,7 +129,7 @@ _WIKITEXT_VARIANTS: dict[str, dict[str, Variant]] = {
 
 
 def variants_of(dataset: str, factorization: str) -> dict[str, Variant]:
-    """The variants of a model by name; small models only have other decoders."""
+    """Return the variants of a model by name. Small models only have variants of the decoder."""
     if dataset == "wikitext-103":
         return _WIKITEXT_VARIANTS.get(factorization, {}) | {"fairseq": _fairseq_wikitext}
     if dataset == "billion-word":

@@ -1,7 +1,7 @@
 """Decoders: `decoder(embedded_BTD, state) -> hidden_BTD, state`.
 
-Position t sees positions up to t and the earlier words in the state. A Transformer's state is a
-cache (`model.kv_cache`) that is extended in place. The other decoders take and return `States` of
+Position t sees positions up to t and the earlier words in the state. The state of a Transformer is
+a cache (`model.kv_cache`) that is extended in place. The other decoders take and return `States` of
 constant size: tensors with one row per sequence.
 """
 

@@ -1,4 +1,4 @@
-"""Base class of decoders whose state has a constant size, and caches of such states.
+"""Base class of decoders with a state of constant size, and caches of such states.
 
 Shapes: B rows, T words, D width of the decoder's input.
 """
@@ -17,7 +17,7 @@ from zipflm.kernels import autocast
 from zipflm.kernels.dropout import dropout
 
 States = tuple[Tensor, ...]
-"""Each [B, ...]; the layers define their contents."""
+"""Tensors [B, ...], defined by the layers."""
 
 
 class ConstantStateLayer(nn.Module):
@@ -28,7 +28,7 @@ class ConstantStateLayer(nn.Module):
 
 
 class ConstantStateDecoder(nn.Module):
-    """A stack of layers; the state is the concatenation of theirs."""
+    """A stack of layers. The state is the concatenation of the layers' states."""
 
     drops_output = True
 
@@ -38,15 +38,15 @@ class ConstantStateDecoder(nn.Module):
         self.layers: nn.ModuleList = nn.ModuleList(layers)
         self._shapes = [layer.state_shapes for layer in layers]
 
-    def set_recompute(self, what: Recompute) -> None:
-        """Does nothing: configs accept only `none` for these decoders."""
+    def set_recompute(self, recompute: Recompute) -> None:
+        """Does nothing: configs only accept `none` for these decoders."""
 
     def start(self, rows: int, like: Tensor) -> States:
-        """The initial state, with the dtype and device of `like`."""
+        """Return the initial state, with the dtype and device of `like`."""
         return tuple(like.new_zeros(rows, *shape) for shapes in self._shapes for shape in shapes)
 
     def new_state(self, rows: int, capacity: int = 0) -> RowStates:
-        """The initial state for inference; `capacity` is ignored."""
+        """Return the initial state for inference. `capacity` is ignored."""
         return RowStates(self.start(rows, autocast(next(self.parameters())[:0])))
 
     def forward(
@@ -55,7 +55,8 @@ class ConstantStateDecoder(nn.Module):
         state: States | None = None,
         layer_inputs: list[Tensor] | None = None,
     ) -> tuple[Tensor, States]:
-        """Return hidden vectors and the new state; append each layer's input to `layer_inputs`."""
+        """Return hidden vectors and the new state. The input of each layer is appended to
+        `layer_inputs`."""
         # As in the Transformer: rows of word tables start with norm 1.
         hidden = autocast(embedded_BTD) * math.sqrt(self.config.dim)
         before = iter(self.start(len(hidden), hidden) if state is None else state)
@@ -70,20 +71,20 @@ class ConstantStateDecoder(nn.Module):
         return hidden, tuple(after)
 
 
-def with_past(past_BPD: Tensor, hidden_BTD: Tensor) -> tuple[Tensor, Tensor]:
-    """Prepend the past inputs of a window; return the result and the past of the next call."""
-    whole = torch.cat([past_BPD.to(hidden_BTD.dtype), hidden_BTD], dim=1)
-    return whole, whole[:, whole.shape[1] - past_BPD.shape[1] :]
+def prepend_past(past_BPD: Tensor, hidden_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Prepend the past inputs of a window. Return the result and the past for the next call."""
+    padded = torch.cat([past_BPD.to(hidden_BTD.dtype), hidden_BTD], dim=1)
+    return padded, padded[:, padded.shape[1] - past_BPD.shape[1] :]
 
 
-def windows(whole_BSD: Tensor, size: int) -> Tensor:
-    """The windows of a convolution as vectors, [B, S - size + 1, D * size]."""
-    return whole_BSD if size == 1 else whole_BSD.unfold(1, size, 1).flatten(2)
+def windows(inputs_BSD: Tensor, size: int) -> Tensor:
+    """Return the windows of a convolution as vectors, [B, S - size + 1, D * size]."""
+    return inputs_BSD if size == 1 else inputs_BSD.unfold(1, size, 1).flatten(2)
 
 
 class RowStates:
-    """The states of rows that can join and leave. `model(words, states)` replaces `tensors` by the
-    states after the words, without changing them in place.
+    """States of rows that can be added and removed. `model(words, states)` replaces `tensors` with
+    the states after the words, without changing them in place.
 
     >>> from zipflm import LanguageModel
     >>> from zipflm.config import FixedInput, FullOutput, LSTMDecoder, ModelConfig
@@ -105,7 +106,7 @@ class RowStates:
         return len(self.tensors[0]) if self.tensors else 0
 
     def select(self, rows: Tensor) -> RowStates:
-        """New states with these rows in this order; rows may be repeated."""
+        """Return new states with these rows in this order. Rows may be repeated."""
         return RowStates(tuple(tensor[rows] for tensor in self.tensors))
 
     def row(self, index: int) -> RowStates:
@@ -117,14 +118,14 @@ class RowStates:
         self.tensors = tuple(map(torch.cat, pairs)) if self.rows else states.tensors
 
     def drop(self, rows: Collection[int]) -> list[int]:
-        """Remove these rows; return the old indices of the remaining rows, in order."""
+        """Remove these rows. Return the old indices of the remaining rows, in order."""
         kept = [row for row in range(self.rows) if row not in rows]
-        places = torch.tensor(kept, dtype=torch.int64, device=self.tensors[0].device)
-        self.tensors = self.select(places).tensors
+        indices = torch.tensor(kept, dtype=torch.int64, device=self.tensors[0].device)
+        self.tensors = self.select(indices).tensors
         return kept
 
     def full(self, length: int) -> list[int]:
-        """Rows without room for more words: none, because states do not grow."""
+        """Return an empty list: states have room for any number of words."""
         return []
 
     def snapshot(self) -> States:

@@ -22,8 +22,8 @@ from zipflm.model import initialization
 from zipflm.model.decoders.constant_state import (
     ConstantStateDecoder,
     ConstantStateLayer,
+    prepend_past,
     windows,
-    with_past,
 )
 from zipflm.model.initialization import Fill
 
@@ -37,7 +37,7 @@ class GatedConvolution(ConstantStateDecoder):
 
 
 class _Block(ConstantStateLayer):
-    """Convolutions with a residual connection, scaled to keep the variance."""
+    """Convolutions with a residual connection, scaled to preserve the variance."""
 
     def __init__(
         self, config: GatedConvolutionDecoder, block: tuple[int, int, int], before: int, width: int
@@ -46,7 +46,7 @@ class _Block(ConstantStateLayer):
         shapes = convolutions_of(*block, before)
         self.rate = config.dropout
         keep = 1 - self.rate
-        # Gated linear units reduce the variance to a quarter at first, and dropout raises it.
+        # At initialization, gated linear units reduce the variance to a quarter. Dropout raises it.
         self.convolutions: nn.ModuleList = nn.ModuleList(
             WeightNormalized(into, 2 * out, kernel, gain=2 * math.sqrt(keep))
             for kernel, into, out in shapes
@@ -62,7 +62,7 @@ class _Block(ConstantStateLayer):
             assert isinstance(convolution, WeightNormalized)
             hidden = dropout(hidden, self.rate, self.training)
             if convolution.kernel > 1:
-                hidden, past = with_past(next(before), hidden)
+                hidden, past = prepend_past(next(before), hidden)
                 after.append(past)
             hidden = F.glu(convolution(hidden))
         return (hidden + residual) * math.sqrt(0.5), after
@@ -74,44 +74,44 @@ class WeightNormalized(nn.Module):
 
     def __init__(self, in_width: int, out_width: int, kernel: int = 1, *, gain: float):
         super().__init__()
-        self.kernel, self._first_gain = kernel, gain
+        self.kernel, self._initial_gain = kernel, gain
         self.direction_NMK = nn.Parameter(torch.empty(out_width, in_width, kernel))
         self.gain_N = nn.Parameter(torch.empty(out_width))
         self.bias_N = nn.Parameter(torch.empty(out_width))
-        self._fixed: tuple[object, Tensor] | None = None
+        self._cached: tuple[object, Tensor] | None = None
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # With the norm of the weights, which determines how fast their direction changes.
+        # Start with the same norm as the weights: it determines how fast the direction changes.
         fan_in = self.direction_NMK[0].numel()
-        yield "direction_NMK", initialization.normal(self._first_gain / math.sqrt(fan_in))
-        yield "gain_N", initialization.constant(self._first_gain)
+        yield "direction_NMK", initialization.normal(self._initial_gain / math.sqrt(fan_in))
+        yield "gain_N", initialization.constant(self._initial_gain)
         yield "bias_N", initialization.zeros
 
     def forward(self, hidden_BSM: Tensor) -> Tensor:
-        """[B, T, N] for the T = S - K + 1 windows."""
+        """Return [B, T, N] for the T = S - K + 1 windows."""
         return F.linear(windows(hidden_BSM, self.kernel), self._weight(), self.bias_N)
 
     def train(self, mode: bool = True) -> WeightNormalized:
-        # Fused optimizers change weights without counting it as a version.
-        self._fixed = None
+        # Fused optimizers change weights without incrementing their version.
+        self._cached = None
         return super().train(mode)
 
     def _weight(self) -> Tensor:
-        """[N, M * K], cached during inference: for a single word, normalizing takes as long as the
-        product."""
+        """Return the weights [N, M * K]. They are cached during inference, because normalizing
+        takes as long as the product for a single word."""
         direction, gain = self.direction_NMK, self.gain_N
         if torch.compiler.is_compiling() or direction.is_inference():
-            return self._normalized()
+            return self._normalize()
         if self.training or torch.is_grad_enabled():
-            self._fixed = None
-            return self._normalized()
+            self._cached = None
+            return self._normalize()
         key = (direction.data_ptr(), direction._version, gain.data_ptr(), gain._version)
-        if self._fixed is None or self._fixed[0] != key:
-            self._fixed = key, self._normalized()
-        return self._fixed[1]
+        if self._cached is None or self._cached[0] != key:
+            self._cached = key, self._normalize()
+        return self._cached[1]
 
-    def _normalized(self) -> Tensor:
+    def _normalize(self) -> Tensor:
         flat = self.direction_NMK.flatten(1)
-        lengths_N: Tensor = torch.linalg.vector_norm(flat, dim=1)
-        return flat * (self.gain_N / lengths_N).unsqueeze(1)
+        norms_N: Tensor = torch.linalg.vector_norm(flat, dim=1)
+        return flat * (self.gain_N / norms_N).unsqueeze(1)

@@ -54,7 +54,8 @@ class _Layer(ConstantStateLayer):
 
 
 def _forget_bias(tensor: Tensor, generator: Generator | None = None) -> object:
-    """Bias the forget gates, the second of the four, by 1, so that cells keep their values."""
+    """Set the bias of the forget gates (the second of four) to 1, so that cells keep their
+    values."""
     with torch.no_grad():
         tensor.zero_().chunk(4)[1].fill_(1.0)
     return tensor

@@ -1,6 +1,7 @@
 """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017), as Merity et al. (2018) use them.
 
-One product computes gates and candidates for all words; only the elementwise pooling is sequential.
+One matrix product computes the gates and candidates of all words. Only the elementwise pooling is
+sequential.
 The state holds the cells and, with a window, the last window - 1 inputs.
 
 Shapes: B rows, T words, H width of a layer, C chunks of L words.
@@ -24,8 +25,8 @@ from zipflm.model import initialization
 from zipflm.model.decoders.constant_state import (
     ConstantStateDecoder,
     ConstantStateLayer,
+    prepend_past,
     windows,
-    with_past,
 )
 from zipflm.model.initialization import Fill
 
@@ -44,7 +45,7 @@ class _Layer(ConstantStateLayer):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # Two successive gates shrink the signal; PyTorch's default weights would shrink it more.
+        # Two gates in sequence shrink the signal. PyTorch's default weights would shrink it more.
         std = 2 / math.sqrt(self.gates.in_features)
         yield "gates.weight", initialization.normal(std)
         yield "gates.bias", initialization.zeros
@@ -53,7 +54,7 @@ class _Layer(ConstantStateLayer):
         hidden = dropout(hidden, self.rate, self.training)
         cells, *past = states
         if past:
-            hidden, newest = with_past(past[0], hidden)
+            hidden, newest = prepend_past(past[0], hidden)
             past = [newest]
         candidate, forget, output = self.gates(windows(hidden, self.window)).chunk(3, dim=-1)
         forget = forget.to(statistics_dtype(forget.dtype)).sigmoid()
@@ -62,7 +63,7 @@ class _Layer(ConstantStateLayer):
 
 
 def linear_scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tensor:
-    """state[t] = decay[t] * state[t - 1] + input[t] for all t: [B, T, H].
+    """Compute state[t] = decay[t] * state[t - 1] + input[t] for all t: [B, T, H].
 
     >>> decay, input = torch.tensor([[[0.5], [0.5], [1.0]]]), torch.tensor([[[1.0], [0.0], [2.0]]])
     >>> linear_scan(decay, input, torch.zeros(1, 1)).flatten().tolist()
@@ -75,7 +76,7 @@ def linear_scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tenso
 
 
 class _LinearScan(torch.autograd.Function):
-    """The gradient is a scan in reverse, so only the result of the forward scan is kept."""
+    """Computes the gradient as a reverse scan, so only the result of the forward scan is saved."""
 
     @staticmethod
     def forward(ctx: Any, decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tensor:
@@ -87,28 +88,28 @@ class _LinearScan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BTH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay_BTH, start_BH, states_BTH = ctx.saved_tensors
-        later_BTH = F.pad(decay_BTH[:, 1:], (0, 0, 0, 1))
+        next_decay_BTH = F.pad(decay_BTH[:, 1:], (0, 0, 0, 1))
         zeros_BH = torch.zeros_like(start_BH)
-        inputs_BTH = _scan(later_BTH.flip(1), grad_BTH.flip(1), zeros_BH).flip(1)
+        inputs_BTH = _scan(next_decay_BTH.flip(1), grad_BTH.flip(1), zeros_BH).flip(1)
         before_BTH = torch.cat([start_BH.unsqueeze(1), states_BTH[:, :-1]], dim=1)
         return inputs_BTH * before_BTH, inputs_BTH, inputs_BTH[:, 0] * decay_BTH[:, 0]
 
 
 def _scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tensor:
-    """Chunks of about sqrt(T) words are scanned in parallel, each from a zero state; then the
-    states between chunks are computed in order. There are no quotients that could overflow."""
+    """Scan chunks of about sqrt(T) words in parallel, each from a zero state, then compute the
+    states between chunks in sequence. There are no quotients that could overflow."""
     rows, length, width = decay_BTH.shape
     size = math.isqrt(length - 1) + 1
     chunks = -(-length // size)
     padding = (0, 0, 0, chunks * size - length)
     decay_BCLH, input_BCLH = (
-        F.pad(each, padding).view(rows, chunks, size, width) for each in (decay_BTH, input_BTH)
+        F.pad(values, padding).view(rows, chunks, size, width) for values in (decay_BTH, input_BTH)
     )
     decay_BCH, state_BCH = decay_BCLH[:, :, 0], input_BCLH[:, :, 0]
     decays, states = [decay_BCH], [state_BCH]
-    for place in range(1, size):
-        step_BCH = decay_BCLH[:, :, place]
-        decay_BCH, state_BCH = decay_BCH * step_BCH, state_BCH * step_BCH + input_BCLH[:, :, place]
+    for index in range(1, size):
+        step_BCH = decay_BCLH[:, :, index]
+        decay_BCH, state_BCH = decay_BCH * step_BCH, state_BCH * step_BCH + input_BCLH[:, :, index]
         decays.append(decay_BCH)
         states.append(state_BCH)
     starts = [start_BH]

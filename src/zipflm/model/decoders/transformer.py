@@ -1,10 +1,10 @@
 """The Transformer decoder of the paper (section 4.1), with modern alternatives as config fields.
 
-Sequences are padded on the right, where causality hides the padding, so that no mask is needed.
-Callers that pad elsewhere pass a `Past` that hides it.
+Sequences are padded on the right, where the causal mask hides the padding. Callers that pad
+elsewhere pass a `Past` that hides it.
 
 Shapes: B sequences, T positions, D model width, F feed-forward width, H heads, K head width, S
-positions including earlier ones that a cache holds.
+positions including cached ones.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ FIRST_POSITION = 2
 
 
 class Memory(NamedTuple):
-    """A layer's part of the cache, and the words that each new word may see."""
+    """A layer's part of the cache, and the words that each new word may attend to."""
 
     cache: Past
     layer: int
     visible_TS: Tensor | None
-    """See `Past.visible`. None if causality is enough, or if a single new word sees everything."""
+    """See `Past.visible`."""
 
 
 class Shared(NamedTuple):
@@ -64,7 +64,7 @@ class Seeds(NamedTuple):
 class Transformer(nn.Module):
     """Causal Transformer from embedded words to hidden vectors.
 
-    The state is a key-value cache: new words follow those it holds and are added to it.
+    The state is a key-value cache. New words follow the cached ones and are added to the cache.
     """
 
     def __init__(self, config: TransformerDecoder):
@@ -77,11 +77,11 @@ class Transformer(nn.Module):
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         yield from _initial_norm("final_norm", self.final_norm)
 
-    def set_recompute(self, what: Recompute) -> None:
+    def set_recompute(self, recompute: Recompute) -> None:
         """Set the activations to recompute in the backward pass."""
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            layer.recompute = what
+            layer.recompute = recompute
 
     def new_state(self, rows: int, capacity: int) -> KeyValueCache:
         """Create an empty cache on the decoder's device, at the current precision."""
@@ -99,10 +99,10 @@ class Transformer(nn.Module):
         """Return hidden vectors and the cache. The input of each layer is appended to
         `layer_inputs`."""
         config = self.config
-        # Autocast leaves looked-up rows in float32 but lowers projected ones. Use one precision for
-        # the residual stream whatever the input layer returns.
+        # Under autocast, looked-up rows are float32 and projected ones are not. Use the same
+        # precision for the residual stream in both cases.
         hidden_BTD = autocast(embedded_BTD)
-        # Scale to the size of the sinusoids. Not in the paper, but in its code.
+        # Scale to the size of the sinusoids, as in the authors' code (the paper does not say so).
         hidden_BTD = hidden_BTD * math.sqrt(config.dim)
         if cache is not None:
             cache.admit(hidden_BTD)
@@ -165,11 +165,11 @@ class DecoderLayer(nn.Module):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        how = self.config.init
-        xavier, is_paper = initialization.xavier_uniform(), how in ("paper", "zero-output")
-        # The gain: queries, keys and values are one 3D x D matrix in the authors' code.
+        init = self.config.init
+        xavier, is_paper = initialization.xavier_uniform(), init in ("paper", "zero-output")
+        # This gain, because queries, keys and values are one 3D x D matrix in the authors' code.
         joint = initialization.xavier_uniform(gain=1 / math.sqrt(2))
-        out = initialization.zeros if how == "zero-output" else xavier
+        out = initialization.zeros if init == "zero-output" else xavier
         weights = {"query": joint, "key": joint, "value": joint, "attention_out": out}
         if is_paper:
             weights |= {"ffn_in": xavier, "ffn_out": out}
@@ -198,9 +198,9 @@ class DecoderLayer(nn.Module):
         # Draw seeds first: recomputed parts must not draw again.
         rates = self.config.dropout, self.config.relu_dropout, self.config.dropout
         seeds = Seeds(*(new_seed(hidden_BTD, rate, self.training) for rate in rates))
-        # A cache, or disabled gradients, means that no backward pass follows.
-        is_kept = memory is not None or not torch.is_grad_enabled()
-        match "none" if is_kept else self.recompute:
+        # With a cache or without gradients, there is no backward pass.
+        is_inference = memory is not None or not torch.is_grad_enabled()
+        match "none" if is_inference else self.recompute:
             case "none":
                 hidden_BTD, value = self._add_attention(hidden_BTD, shared, seeds, memory)
             case "attention":
@@ -221,25 +221,25 @@ class DecoderLayer(nn.Module):
         self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds, memory: Memory | None = None
     ) -> tuple[Tensor, Tensor | None]:
         if self.config.input_residual:
-            own, input_ = self.input_weights
-            hidden_BTD = own * hidden_BTD + input_ * shared.input_BTD
-        normed_BTD = self._before(self.attention_norm, hidden_BTD)
+            hidden_weight, input_weight = self.input_weights
+            hidden_BTD = hidden_weight * hidden_BTD + input_weight * shared.input_BTD
+        normed_BTD = self._pre_norm(self.attention_norm, hidden_BTD)
         attended_BTD, value_BTHK = self._attend(normed_BTD, shared, memory)
         rate = self.config.dropout
         added_BTD = dropout(attended_BTD, rate, self.training, seeds.attention)
-        return self._after(self.attention_norm, hidden_BTD + added_BTD), value_BTHK
+        return self._post_norm(self.attention_norm, hidden_BTD + added_BTD), value_BTHK
 
     def _add_feed_forward(self, hidden_BTD: Tensor, seeds: Seeds) -> Tensor:
-        inner_BTF = self._feed(self._before(self.ffn_norm, hidden_BTD), seeds.activation)
-        fed_BTD = self.ffn_out(inner_BTF)
+        inner_BTF = self._activate(self._pre_norm(self.ffn_norm, hidden_BTD), seeds.activation)
+        output_BTD = self.ffn_out(inner_BTF)
         rate = self.config.dropout
-        added_BTD = dropout(fed_BTD, rate, self.training, seeds.feed_forward)
-        return self._after(self.ffn_norm, hidden_BTD + added_BTD)
+        added_BTD = dropout(output_BTD, rate, self.training, seeds.feed_forward)
+        return self._post_norm(self.ffn_norm, hidden_BTD + added_BTD)
 
-    def _before(self, norm: nn.Module, hidden_BTD: Tensor) -> Tensor:
+    def _pre_norm(self, norm: nn.Module, hidden_BTD: Tensor) -> Tensor:
         return norm(hidden_BTD) if self.config.norm_position == "before" else hidden_BTD
 
-    def _after(self, norm: nn.Module, summed_BTD: Tensor) -> Tensor:
+    def _post_norm(self, norm: nn.Module, summed_BTD: Tensor) -> Tensor:
         # Autocast computes norms in float32. The residual stream keeps its type.
         is_after = self.config.norm_position == "after"
         return norm(summed_BTD).to(summed_BTD.dtype) if is_after else summed_BTD
@@ -258,8 +258,8 @@ class DecoderLayer(nn.Module):
             query, key = rotate(query, shared.rotation), rotate(key, shared.rotation)
         if self.mixes_values:
             assert shared.first_value_BTHK is not None
-            own, first = self.value_weights
-            value = own * value + first * shared.first_value_BTHK
+            weight, first_weight = self.value_weights
+            value = weight * value + first_weight * shared.first_value_BTHK
         value_BTHK = value if self.returns_values else None
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         rate = config.attention_dropout if self.training else 0.0
@@ -286,15 +286,15 @@ class DecoderLayer(nn.Module):
         bias = torch.cat(biases) if biases else None
         return F.linear(normed_BTD, torch.cat(weights), bias).chunk(3, dim=-1)
 
-    def _feed(self, normed_BTD: Tensor, seed: Tensor | None) -> Tensor:
+    def _activate(self, normed_BTD: Tensor, seed: Tensor | None) -> Tensor:
         linear, rate, training = self.ffn_in, self.config.relu_dropout, self.training
         match self.config.activation:
             case "relu":
                 if not (normed_BTD.is_cuda and training and rate and _are_plain(linear)):
                     return relu_dropout(linear(normed_BTD), rate, training, seed)
                 bias = linear.bias
-                fixed = None if bias is None else bias.detach()
-                inner_BTF = F.linear(normed_BTD, linear.weight, fixed)
+                detached = None if bias is None else bias.detach()
+                inner_BTF = F.linear(normed_BTD, linear.weight, detached)
                 return relu_dropout(inner_BTF, rate, training, seed, bias)
             case "relu_squared":
                 return dropout(linear(normed_BTD).relu().square(), rate, training, seed)
@@ -302,40 +302,40 @@ class DecoderLayer(nn.Module):
                 assert_never(self.config.activation)
 
 
-_KEPT = (
+_SAVED_OPERATORS = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 )
-"""Fused attention operators, whose results are kept. Where PyTorch has none (on a CPU with
-dropout), attention is several operators, which are recomputed like all others."""
+"""Fused attention operators, whose results are saved. Where PyTorch has none (on a CPU with
+dropout), attention consists of several operators, which are recomputed like all others."""
 
 
 def recomputed(
     function: Callable[..., tuple[Tensor, Tensor | None]], *inputs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call `function` and keep only its inputs, the result of attention, and its outputs.
+    """Call `function` and save only its inputs, the result of attention, and its outputs.
 
-    The result of attention is one vector per token, while recomputing it takes time that grows with
-    the block. On a GPU, attention is also the only operator that draws random numbers internally
-    (dropout takes seeds as arguments), so the second pass draws none, compiled, recorded as a CUDA
-    graph or neither. On a CPU, dropout uses torch's generator, whose state is restored for the
-    second pass.
+    The result of attention is one vector per token, while the time to recompute it grows with the
+    block. On a GPU, attention is also the only operator that draws random numbers internally
+    (dropout takes seeds as arguments), so the second pass draws none, even if it is compiled or
+    recorded as a CUDA graph. On a CPU, dropout uses torch's generator, whose state is restored for
+    the second pass.
     """
     outputs: tuple[Tensor, Tensor | None] = checkpoint(
-        function, *inputs, use_reentrant=False, context_fn=_contexts
+        function, *inputs, use_reentrant=False, context_fn=_checkpoint_contexts
     )
     return outputs
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    if operation in _KEPT:
+    if operation in _SAVED_OPERATORS:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_contexts = partial(create_selective_checkpoint_contexts, _policy)
+_checkpoint_contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 def _are_plain(*linears: nn.Module) -> bool:
@@ -353,10 +353,11 @@ def _are_plain(*linears: nn.Module) -> bool:
 def sinusoids(
     length: int, dim: int, device: torch.device | str = "cpu", start: int | Tensor = 0
 ) -> Tensor:
-    """Position table [length, dim] in float32: all sines, then all cosines.
+    """Return the position table [length, dim] in float32: all sines, then all cosines.
 
-    The first row is for position `start`. A `start` of shape [B, 1] gives each of B sequences its
-    own table, [B, length, dim]; a `start` of shape [B, length] holds the position of every word.
+    The first row is for position `start`. With a `start` of shape [B, 1], each of B sequences has a
+    separate table, [B, length, dim]. A `start` of shape [B, length] holds the position of every
+    word.
 
     >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
@@ -372,8 +373,9 @@ def sinusoids(
 def rotations(
     length: int, head_dim: int, device: torch.device, start: int | Tensor = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from position `start`.
-    With a leading B if rows have their own positions, as in `sinusoids`."""
+    """Return cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from position
+    `start`. The result has a leading dimension B if rows have different positions, as in
+    `sinusoids`."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = _positions(length, device, start)
     angles = positions.view(*positions.shape, 1, 1) * 10_000**-exponents
@@ -381,7 +383,8 @@ def rotations(
 
 
 def _positions(length: int, device: torch.device | str, start: int | Tensor) -> Tensor:
-    """Positions in float32, [T] or [B, T]: from `start`, or `start` itself if it is complete."""
+    """Return positions in float32, [T] or [B, T]: counted from `start`, or `start` itself if it has
+    a position for every word."""
     if isinstance(start, Tensor) and start.dim() == 2 and start.shape[1] == length:
         return start.to(device=device, dtype=torch.float32)
     return torch.arange(length, dtype=torch.float32, device=device) + start
@@ -403,7 +406,7 @@ def _(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
 
 def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate each pair (k, k + K/2) by the angle of its position (RoPE)."""
-    cos, sin = (part.to(vectors_BTHK.dtype) for part in rotation)
+    cos, sin = (table.to(vectors_BTHK.dtype) for table in rotation)
     first, second = vectors_BTHK.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 

@@ -1,17 +1,18 @@
-"""`linear_nll` for a softmax whose words are split over several processes.
+"""`linear_nll` for a softmax whose words are sharded over several processes.
 
-Each process computes the log-sum-exp over its own words, and the target's logit if it owns that
-word (`part_statistics`). Combined,
+Each process computes the log-sum-exp over its shard of the words, and the target's logit if the
+target is in the shard (`shard_statistics`). Combined,
 
     nll = log(sum over processes of exp(log-sum-exp)) - logit of the target
 
-Given the log-sum-exp over all words, each process computes the complete gradient of its own words
-and its share of the gradient of every hidden vector (`part_gradients`); the shares add up.
+Given the log-sum-exp over all words, each process computes the complete gradient of its weights and
+its contribution to the gradient of every hidden vector (`shard_gradients`). Contributions are
+summed.
 
 Both use the kernels of `linear_nll`. Gradients cannot be computed in the forward pass as in
 `linear_nll_sum`, because they need the log-sum-exp over the words of all processes.
 
-Shapes: N tokens, E width, V words of this part, possibly 0.
+Shapes: N tokens, E width, V words of this shard, possibly 0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from zipflm.kernels import Impl, Rows, _choose, linear_nll_chunked
 from zipflm.kernels.reference import statistics_dtype
 
 
-def part_statistics(
+def shard_statistics(
     hidden_NE: Tensor,
     weight_VE: Tensor,
     targets_N: Tensor,
@@ -34,10 +35,10 @@ def part_statistics(
     *,
     rows: Rows = "most",
 ) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp of every row over these words, and the logit of its target.
+    """Return the log-sum-exp of every row over the words of this shard, and its target's logit.
 
-    A target of -1 is a word of another part; its logit is 0 here. Values of inactive rows are
-    arbitrary but finite. Without any words every log-sum-exp is minus infinity.
+    A target of -1 is a word of another shard; its logit is 0 here. Values of inactive rows are
+    arbitrary. Every log-sum-exp of an empty shard is minus infinity.
     """
     if len(weight_VE) == 0:
         zeros_N = hidden_NE.new_zeros(len(hidden_NE), dtype=statistics_dtype(hidden_NE.dtype))
@@ -47,7 +48,7 @@ def part_statistics(
     return lse_N, (lse_N - nll_N).where(targets_N >= 0, 0.0)
 
 
-def part_gradients(
+def shard_gradients(
     grad_N: Tensor,
     hidden_NE: Tensor,
     weight_VE: Tensor,
@@ -58,10 +59,10 @@ def part_gradients(
     *,
     rows: Rows = "most",
 ) -> tuple[Tensor, Tensor]:
-    """This part's share of the gradient of hidden, and the complete gradient of its weight.
+    """Return this shard's contribution to the gradient of hidden, and the gradient of its weights.
 
-    `grad_N` is the gradient of the nll, `lse_N` the log-sum-exp over the words of all parts. A
-    target of -1 is a word of another part.
+    `grad_N` is the gradient of the nll, `lse_N` the log-sum-exp over the words of all shards. A
+    target of -1 is a word of another shard.
     """
     if len(weight_VE) == 0:
         return torch.zeros_like(hidden_NE), torch.zeros_like(weight_VE)
