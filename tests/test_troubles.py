@@ -54,7 +54,7 @@ def places(word_data, imported_run, tmp_path):
     ("command", "expected"),
     [
         ("prepare {tmp}/file --out {tmp}/LONG", "shorter"),
-        ("prepare {tmp}/folder --out {tmp}/new", "is a folder; give its files"),
+        ("prepare {tmp}/folder --out {tmp}/new", "is a folder; pass its files"),
         ("train tiny/ADP-T --data {data} --out {tmp}/file/x", "file"),
         ("train tiny/ADP-T --data {tmp}/none --out {tmp}/new", "none"),
         ("train tiny/ADP-T @{tmp}/none --data {data} --out {tmp}/new", "no such file or folder"),

@@ -137,7 +137,7 @@ def attempt(rng, place, monkeypatch):
             assert str(path) in message, message
             return "refused"
         too_rare = "no word occurs" in message and len(expected_words(lines, 2)) == 4
-        assert too_rare or (pieces and "no pair of letters" in message), message
+        assert too_rare or (pieces and "no pair of characters" in message), message
         return "too little"
     finally:
         shutil.rmtree(place / "data", ignore_errors=True)

@@ -199,7 +199,7 @@ def test_loads_a_run_folder(run):
     ("options", "reason"),
     [
         ({"dtype": "int8"}, "dtype=int8: choose from float32"),
-        ({"checkpoint": "7"}, "has 10"),
+        ({"checkpoint": "7"}, ": 10"),
         ({"block": 4, "context": 4}, "context"),
     ],
 )

@@ -85,7 +85,7 @@ def test_can_skip_the_optimizer_state(newest):
         ("[]", "not a JSON object"),
         ('{"kind": "TrainingState", "update": 2}', "place: missing"),
         ('{"kind": "State"}', "kind='State': choose from TrainingState, ImportedState"),
-        ('{"update": 2, "place": {}}', "of another release: kind=None"),
+        ('{"update": 2, "place": {}}', "from another release: kind=None"),
     ],
 )
 def test_rejects_bad_states(newest, content, message):

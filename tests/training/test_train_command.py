@@ -149,7 +149,7 @@ def test_rejects_a_missing_gpu(word_data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments, "--device", "cuda")
-    assert code == 2 and "--device cpu" in error
+    assert code == 2 and "--device cuda: not available here; use cpu" in error
 
 
 def test_rejects_a_folder_with_another_run(word_data, tmp_path, monkeypatch, capsys):

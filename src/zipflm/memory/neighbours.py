@@ -124,8 +124,8 @@ def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tens
 def _cosines(queries_ND: Tensor, keys_SD: Tensor) -> Tensor:
     if not (keys_SD.is_cuda and keys_SD.dtype == torch.float16):
         return queries_ND @ keys_SD.float().T
-    # Two products of half precision, summed in float32, are as accurate as one in float32 and
-    # several times as fast.
+    # Two half-precision products, accumulated in float32, are as accurate as one in float32 and run
+    # on tensor cores.
     high_ND = queries_ND.half()
     low_ND = (queries_ND - high_ND.float()).half()
     cosines_NS = torch.mm(high_ND, keys_SD.T, out_dtype=torch.float32)
