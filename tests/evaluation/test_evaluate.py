@@ -72,7 +72,7 @@ def test_bits_per_byte_need_known_words(run, tmp_path):
     assert f"bits/byte   {good.bits_per_byte:.4f}" in good.as_text()
     bad = evaluate(run, text=tmp_path / "unknown.txt")
     assert bad.bits_per_byte is None and json.loads(bad.as_json())["out_of_vocabulary"] == 1
-    assert "not defined: 1 unknown words" in bad.as_text()
+    assert "not defined: the spelling of 1 unknown" in bad.as_text()
 
 
 def test_reports_the_checkpoint(run, data, tmp_path):
@@ -134,7 +134,7 @@ def test_bits_per_byte_need_plain_splitting(split_run, tmp_path):
     (tmp_path / "x.txt").write_text("<unk> <unk>\n")
     found = evaluate(split_run, text=tmp_path / "x.txt")
     assert found.out_of_vocabulary == 0 and found.bits_per_byte is None
-    assert "not defined: words made with --words words --lowercase do not" in found.as_text()
+    assert "not defined: --words words --lowercase does not" in found.as_text()
     assert found.report()["bits_per_byte"] is None
 
 

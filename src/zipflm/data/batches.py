@@ -30,9 +30,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 class Permutation:
     """A random permutation of `range(size)`, for sizes up to 2**53, computed on demand.
 
-    Multiplying by an odd number, adding, and folding high bits onto low ones are invertible below a
-    power of two; results outside the range are permuted again (Kensler, Correlated Multi-Jittered
-    Sampling, 2013).
+    Multiplication by an odd number and addition, both modulo a power of two, and xor of high bits
+    into low ones are invertible. Results outside the range are permuted again (Kensler, Correlated
+    Multi-Jittered Sampling, 2013).
     """
 
     def __init__(self, *key: int) -> None:
@@ -87,10 +87,10 @@ def _hash(labels: NDArray[np.int64]) -> Numbers:
 
 
 _MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP = 64, 1 << 14
-"""Maximum number of batches and rows to locate per step: NumPy is slow on single batches."""
+"""Maximum number of batches and rows to compute at once: NumPy is slow on single batches."""
 
 _UNIQUE_SIZES = 16
-"""Number of possible sizes of `unique`. A model is compiled once for each size."""
+"""Sizes of `unique` are multiples of 1/16 of the batch: a model is compiled for each size."""
 _UNIQUE_MARGIN = 1.125
 """Extra space, so that a later batch rarely needs a larger size."""
 
@@ -105,7 +105,7 @@ class Batch:
     scored: Tensor
     """False on padding and on context."""
     unique: UniqueTokens | None = None
-    """The inputs with each token once, for input layers that are expensive per token."""
+    """The deduplicated inputs, for input layers that are expensive per token."""
 
     @property
     def inputs(self) -> Tensor | UniqueTokens:
@@ -162,8 +162,8 @@ def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
 class Batches:
     """The batches of one split for one rank.
 
-    Batch i of an epoch goes to rank `i % world_size`. All ranks get the same number of batches. If
-    the last one is missing, a batch without scored tokens replaces it.
+    Batch i of an epoch goes to rank `i % world_size`. All ranks get the same number of batches: if
+    they do not divide evenly, some ranks end with a batch without scored tokens.
     """
 
     def __init__(
@@ -179,12 +179,12 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Create the batches. `max_tokens` includes padding; a longer sentence is a separate batch.
+        """Create the batches. `max_tokens` includes padding; a longer sentence gets its own batch.
 
         With `shuffle`, rows of similar length are batched together and batches come in random
-        order. Without it, `none` and `complete` keep the order of the stream, as does `sentence`
-        with `in_order`. `stream` always keeps it, and cuts the text into `streams` segments, a
-        multiple of the rows per batch (the default).
+        order. Without it, break modes `none` and `complete` keep the order of the text, and so does
+        `sentence` if `in_order` is set. Break mode `stream` always does. It cuts the text into
+        `streams` segments, a multiple of the number of rows per batch, which is the default.
         """
         if blocks.has_one_length and max_tokens < blocks.block:
             raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")

@@ -80,7 +80,8 @@ class ScoringOptions:
         return ResolvedOptions(blocks, tokens, device, self.dtype)
 
     def blocks(self, config: Config) -> Blocks:
-        """Return the blocks to score. Raises ValueError if they conflict with those of the run."""
+        """Return the block settings, with those of the run as defaults. Raises ValueError if block,
+        context and break mode are incompatible."""
         default = config.batches.eval_blocks
         # The context of the run only makes sense with the block of the run.
         context = default.context if self.block is None else 0
@@ -193,9 +194,9 @@ class Evaluation:
         if value is not None:
             return f"{value:.4f}"
         if not self.splitting.is_plain:
-            lost = "capitals" if self.splitting.rule == "whitespace" else "where spaces were"
-            return f"not defined: words made with {self.splitting} do not keep {lost}"
-        return f"not defined: {self.out_of_vocabulary:,} unknown words lose their spelling"
+            lost = "capitals" if self.splitting.rule == "whitespace" else "the original spacing"
+            return f"not defined: {self.splitting} does not keep {lost}"
+        return f"not defined: the spelling of {self.out_of_vocabulary:,} unknown words is lost"
 
 
 def evaluate(
@@ -212,7 +213,7 @@ def evaluate(
 ) -> Evaluation:
     """Score a split of a data folder (default: test) or a text with a checkpoint of a run.
 
-    `encoding` and `errors` apply to the text; `errors="replace"` replaces invalid bytes by U+FFFD.
+    `encoding` and `errors` apply to the text; `errors="replace"` turns invalid bytes into U+FFFD.
     If several processes share the work (`share`), each returns the whole result.
     """
     if (data is None) == (text is None):
@@ -270,7 +271,7 @@ def score_split(
     batches = share.run_on_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
     memories = share.run_on_all(lambda: open_memories(options.memory, run, chosen.device))
     if memories is not None and memories.has_cache and share.world_size > 1:
-        raise ValueError("memory=cache: needs the whole text in one process; do not use several")
+        raise ValueError("memory=cache: needs the whole text; run a single process")
     _require_same_everywhere(run, folder, split, share)
     started = time.perf_counter()
     with progress_label(f"scoring {split if source is None else source}"):
@@ -284,7 +285,8 @@ def score_split(
             share=share,
         )
     seconds, facts = time.perf_counter() - started, folder.split(split)
-    spelled = run.config.num_predicted < run.config.vocab_size  # in the input alone
+    # True if the model can read some words, but not predict them.
+    has_input_words = run.config.num_predicted < run.config.vocab_size
     return Evaluation(
         scores=scores,
         seconds=seconds,
@@ -296,7 +298,7 @@ def score_split(
         device=_device_name(chosen.device, share.world_size),
         num_bytes=_text_bytes(run.config, folder, split),
         out_of_vocabulary=facts.out_of_vocabulary
-        + (scores.protocol.unk - facts.unknown if spelled else 0),
+        + (scores.protocol.unk - facts.unknown if has_input_words else 0),
         splitting=folder.splitting,
     )
 
@@ -304,7 +306,7 @@ def score_split(
 def batches_of(
     run: LoadedRun, folder: DataFolder, split: str, options: ResolvedOptions, *, in_order: bool
 ) -> Batches:
-    """Return the batches of a split, with `in_order` in the order of the text.
+    """Return the batches of a split. If `in_order`, they follow the order of the text.
 
     Raises ValueError if the split was not prepared for this run, or is damaged.
     """
@@ -315,7 +317,7 @@ def batches_of(
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
-    # The state is carried through the whole text, so it must not be cut into rows.
+    # The state is carried through the whole text, so the text must stay in a single row.
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens
     return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, in_order=in_order)
@@ -389,7 +391,7 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
     if folder.codes is not None and facts.continued > _SHARE_OF_CONTINUED_WORDS * facts.words:
         raise ValueError(
             f"{run} splits words into pieces, but {facts.continued} of the {facts.words} words of "
-            f"the text end in {CONTINUES}: it is already split; use the text of whole words"
+            f"the text end in {CONTINUES}: it is already split; pass the original text instead"
         )
     if run.codes is None and run.config.batches.unit == "bpe" and folder.codes is None:
         ids = folder.tokens(split).ids
@@ -411,7 +413,7 @@ def _options_of(run: LoadedRun) -> str:
 
 
 def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
-    # A text of pieces can have been prepared as if they were words.
+    # Text already split into pieces may have been prepared as if the pieces were words.
     if folder.unit == "bpe" or config.batches.unit == "word":
         return folder.ends_word
     return folder.vocabulary.ends_word

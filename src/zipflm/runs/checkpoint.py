@@ -1,11 +1,11 @@
 """Checkpoints: folders of safetensors and JSON (no pickle), written atomically.
 
     checkpoints/update-00000123/
-        weights.safetensors     under the names of `LanguageModel.state_dict`
+        weights.safetensors     keys as in `LanguageModel.state_dict()`
         optimizer.safetensors   `parameter name/state name`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
-        [splitting.json]        rule that splits text into words, unless only at whitespace
+        [splitting.json]        rule for splitting text into words; absent if only at whitespace
         checksums.json          SHA-256 of every other file
 
 With several processes, each writes its own shards instead of the first two files:
@@ -51,7 +51,7 @@ OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
 _NEEDED = (_STATE, _CONFIG, VOCABULARY_FILE)
-# The naming scheme of torch. The second number is 1 for weights, 2 for optimizer state.
+# Shard names of torch.distributed.checkpoint. The second number is 1 for weights, 2 for states.
 _SHARD = re.compile(r"shard-[0-9]{5,}-model-0000([12])-of-00002\.safetensors")
 _NAME = re.compile(r"update-([0-9]{8,})")
 
@@ -115,7 +115,7 @@ class Checkpoint:
     def verify(self, *, optimizer: bool = True, share: tuple[int, int] = (0, 1)) -> None:
         """Compare every file with its checksum. Raises ValueError for the first that differs.
 
-        `optimizer=False` skips the optimizer state, which is twice the size of the weights.
+        `optimizer=False` skips the optimizer state, up to twice the size of the weights.
         Processes that verify a checkpoint together pass `share=(rank, world_size)`.
         """
         states = self.optimizer_files

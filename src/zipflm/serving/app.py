@@ -61,7 +61,7 @@ _SCRIPTS = (
 class Page:
     html: str
     policy: str
-    """`Content-Security-Policy`: its own style sheet and script, and requests to this server."""
+    """`Content-Security-Policy`: only the page's own style sheet and script, and this server."""
 
 
 @cache
@@ -96,7 +96,7 @@ _T = TypeVar("_T")
 
 
 async def _jobs() -> AsyncIterator[ExitStack]:
-    """Finish the jobs of a request when the response is sent or the client disconnects."""
+    """Release the jobs of a request when the response is sent or the client disconnects."""
     with ExitStack() as jobs:
         yield jobs
 
@@ -154,7 +154,8 @@ class Service:
 
     async def ready(self) -> dict[str, Any]:
         """Return 200 if new requests are accepted."""
-        if self.is_shutting_down or not self.worker.is_alive:
+        await self.health()
+        if self.is_shutting_down:
             raise APIError(503, "the service is shutting down", code="shutting_down")
         return {"status": "ready", "models": list(self.models)}
 
@@ -214,7 +215,7 @@ class Service:
         return await _json(completion.whole)
 
     async def chat_completions(self) -> None:
-        message = "these are language models, not chat models; use /v1/completions with a prompt"
+        message = "this server has no chat models; use /v1/completions with a prompt"
         raise APIError(404, message, param="model", code="not_a_chat_model")
 
     async def tokenizer_info(self) -> dict[str, str | None]:
