@@ -23,6 +23,9 @@ _NODES = {str: "StringNode", int: "IntegerNode", float: "FloatNode", bool: "Bool
 class Activation(enum.Enum):
     RELU = "relu"
 
+    def __reduce_ex__(self, protocol):  # Python 3.11.0 to 3.11.3 would pickle a call of getattr
+        return self.__class__, (self.value,)
+
 
 Activation.__module__ = "fairseq.dataclass.constants"
 
