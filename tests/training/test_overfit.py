@@ -36,3 +36,14 @@ def test_overfits_200_sentences(factorization, word_data, bpe_data, tmp_path):
     losses = [report.loss for report in reports(tmp_path / "run")]
     assert losses[0] > 3
     assert losses[-1] < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["gcnn", "lstm", "qrnn"])
+def test_every_decoder_overfits_200_sentences(decoder, word_data, tmp_path):
+    overrides = [*OVERRIDES, "training.max_updates=300", "output.tail_dropout=0"]
+    config = resolve(f"tiny/ADP-T/{decoder}", "modern", overrides, len(word_data.vocabulary))
+    assert train(config, word_data, tmp_path / "run", device="cpu")
+    losses = [report.loss for report in reports(tmp_path / "run")]
+    assert losses[0] > 3
+    assert losses[-1] < 0.2
