@@ -3,15 +3,19 @@
 #
 #   runs/wikipedia-track.sh TEXT_FOLDER OUT [key=value ...]
 #
-# TEXT_FOLDER contains the training text (*.tokens, one paragraph per line, tokenised like WikiText),
+# TEXT_FOLDER contains the training text (*.tokens, one paragraph per line, extracted from Wikipedia),
 # wiki.valid.tokens and wiki.test.tokens of WikiText-103, and its dictionary as dict.txt.
 set -euo pipefail
 text=$1 out=$2
 shift 2
 
-# 1. Words to ids, with the dictionary of WikiText-103: 267,744 ids.
-train=$(ls "$text"/*.tokens | grep -v -E 'wiki\.(valid|test)')
-zipflm prepare $train --vocabulary "$text/dict.txt" \
+# 1. Format the training text like WikiText, then turn words into ids with its dictionary: 267,744.
+mkdir -p "$out/text"
+for file in $(ls "$text"/*.tokens | grep -v -E 'wiki\.(valid|test)'); do
+    python "$(dirname "$0")/wikitext_format.py" "$text/dict.txt" "$file" "$out/text/$(basename "$file")" &
+done
+wait
+zipflm prepare "$out"/text/*.tokens --vocabulary "$text/dict.txt" \
     --valid "$text/wiki.valid.tokens" --test "$text/wiki.test.tokens" --out "$out/data"
 
 # 2. Train: 2,950 updates of 32,768 tokens. One pass over the text needs no dropout.
