@@ -40,7 +40,14 @@ def modern(config: Config, dataset: Dataset) -> Config:
     is_staged = config.batches.break_mode in ("none", "complete") and block >= 256
     training = replace(
         config.training,
-        optimizer=Muon(matrix_lr=3e-3, table_lr=3e-3, lr=1e-3),
+        optimizer=Muon(
+            matrix_lr=3e-3,
+            table_lr=3e-3,
+            lr=1e-3,
+            beta2=0.99,
+            weight_decay=0.1,
+            matrix_weight_decay=0.1,
+        ),
         schedule=WarmupDecay(),
         clip_norm=1.0,
         dtype="float32" if dataset.is_for_a_cpu else "bfloat16",

@@ -38,10 +38,10 @@ def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
     """
     kinds = parameter_kinds(model)
     sparse = kinds.pop("sparse tables")
-    if sparse and (isinstance(config, Nesterov) or config.weight_decay):
+    if sparse and isinstance(config, Nesterov):
         raise ValueError(
-            "input.sparse=True: sparse gradients need training.optimizer=AdamW or Muon, without "
-            "weight decay; change training.optimizer, or omit input.sparse"
+            "input.sparse=True: sparse gradients need training.optimizer=AdamW or Muon; change "
+            "training.optimizer, or omit input.sparse"
         )
     match config:
         case Nesterov():
