@@ -17,7 +17,6 @@ from zipflm.language.engine import scored_lines
 from zipflm.language.generation import TextGenerator
 from zipflm.language.incremental import advance
 from zipflm.language.next_words import most_likely_words_at
-from zipflm.language.rescoring import PrefixSharingScorer
 from zipflm.memory.building import build
 from zipflm.runs.load import load_run
 
@@ -94,15 +93,6 @@ def test_generated_words_have_the_scores_of_score(models, block):
         if block == 400:
             (nll,) = lm.engine.nll([np.append(before, row.ids)], skip=len(before))
             assert text.logprob == pytest.approx(-nll.sum(), rel=1e-4)
-
-
-def test_hypotheses_have_the_scores_of_their_texts(models):
-    _, _, lm = models
-    texts = [f"ba be bila {word}" for word in ("ba", "be", "ka", "bila bila")]
-    (found,) = PrefixSharingScorer(lm.engine, lambda text: lm.reader.line(text).ids).log_probs_of(
-        [texts]
-    )
-    assert found == pytest.approx([each.logprob for each in lm.score(texts)], rel=1e-5)
 
 
 def test_log_probs_sum_to_one_and_agree_with_next_words(models):
