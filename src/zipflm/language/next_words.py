@@ -37,7 +37,7 @@ def most_likely_words(
     require_k(k, reader)
     if engine.unit == "bpe":
         return [_in_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes]
-    return _whole_words(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
+    return _whole_words(engine, reader, *engine.hidden_after(prefixes), k) if prefixes else []
 
 
 def most_likely_words_at(

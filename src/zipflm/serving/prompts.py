@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
-from zipflm.language.decoding import Detokenizer, last_line
+from zipflm.language.detokenizer import Detokenizer, last_line
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
@@ -64,12 +64,12 @@ def _encode_any_length(model: ServedModel, param: str, text: str, ends: bool) ->
 
 
 def require_length(param: str, num_tokens: int, limits: Limits) -> None:
-    if num_tokens > limits.max_words:
-        raise _too_long(param, f"{num_tokens} tokens", limits.max_words)
+    if num_tokens > limits.max_text_tokens:
+        raise _too_long(param, f"{num_tokens} tokens", limits.max_text_tokens)
 
 
 def _too_long(param: str, size: str, limit: int) -> APIError:
-    message = f"{param}: {size}; the maximum is {limit} (--max-words)"
+    message = f"{param}: {size}; the maximum is {limit} (--max-text-tokens)"
     return bad_request(param, message, "context_length_exceeded")
 
 
