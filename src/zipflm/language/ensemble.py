@@ -122,7 +122,7 @@ def ensemble(
         mixture = em_weights(logprob_NM)
     average = averaged(logprob_NM, mixture)
     unknown_NM = np.stack([file.unknown for file in files], axis=1)
-    is_unknown = unknown_NM.any(axis=1)
+    is_unknown: NDArray[np.bool_] = np.logical_or.reduce(unknown_NM, axis=1)
     if out is not None:
         protocol = _protocol(files, mixture)
         with destination(out) as output:

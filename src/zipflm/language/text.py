@@ -134,7 +134,10 @@ class TextReader:
     def _with_spans(self, lines: list[_Line], has_end: list[bool]) -> list[EncodedWord]:
         words: list[EncodedWord] = []
         for (start, line, end), is_ended in zip(lines, has_end, strict=True):
-            words += self._words(line, start)
+            words += [
+                EncodedWord(word, (start + low, start + high), ids)
+                for word, (low, high), ids in self.encoder.line(line)
+            ]
             if is_ended:
                 words.append(EncodedWord(SPECIALS[END], (start + len(line), end), (END,)))
         return self._join(words) if self._takes_pieces else words
@@ -152,15 +155,6 @@ class TextReader:
                 piece = EncodedWord(word, span, before.ids + piece.ids)
             words.append(piece)
             is_open = not self.ends_word[piece.ids[-1]]
-        return words
-
-    def _words(self, line: str, offset: int) -> list[EncodedWord]:
-        words = self.encoder.line(line)
-        if offset:
-            words = [
-                EncodedWord(word, (offset + start, offset + end), ids)
-                for word, (start, end), ids in words
-            ]
         return words
 
 

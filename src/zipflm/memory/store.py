@@ -74,8 +74,8 @@ class Store:
     def __init__(self, path: Path, facts: StoreFacts) -> None:
         self.path, self.facts, self.plan = path, facts, facts.plan
         shape = (self.plan.keys, self.plan.dim)
-        self.keys: NDArray[Any] = _mapped(path / KEYS_FILE, np.dtype(self.plan.dtype), shape)
-        self.words: NDArray[Any] = _mapped(path / VALUES_FILE, np.dtype(np.int32), shape[:1])
+        self.keys: NDArray[Any] = np.memmap(path / KEYS_FILE, self.plan.dtype, "r", shape=shape)
+        self.words: NDArray[Any] = np.memmap(path / VALUES_FILE, np.int32, "r", shape=shape[:1])
 
     def __len__(self) -> int:
         return self.plan.keys
@@ -99,7 +99,7 @@ class Store:
                 f"{path}: built with other weights ({facts.plan.checkpoint} of {facts.plan.run}); "
                 "build a store for this checkpoint"
             )
-        store, verified = cls(path, facts), Verified(path)
+        verified = Verified(path)
         for name in facts.sha256:
             try:
                 verified.require_unchanged(name, facts.sha256)
@@ -108,20 +108,9 @@ class Store:
                     f"{path / name}: missing or damaged (does not match {FACTS_FILE}); build the "
                     "store again"
                 ) from None
-        return store
+        return cls(path, facts)
 
     def context(self, row: int, size: int) -> tuple[list[int], int]:
         """Return up to `size` tokens before the token of a row, and that token."""
         ids: list[int] = self.words[max(row - size, 0) : row].tolist()
         return ids, int(self.words[row])
-
-
-def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    expected = dtype.itemsize * int(np.prod(shape))
-    found = path.stat().st_size if path.is_file() else 0
-    if found != expected:
-        raise ValueError(
-            f"{path}: {found} bytes, but {FACTS_FILE} says {expected}: truncated or damaged; "
-            "build the store again"
-        )
-    return np.memmap(path, dtype, "r", shape=shape)
