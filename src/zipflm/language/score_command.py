@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.config.checks import Checked
 from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
 from zipflm.evaluation.progress import report_progress
@@ -32,7 +33,7 @@ Errors = Literal["strict", "replace"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions:
+class ScoreOptions(Checked):
     """Options of `zipflm score`."""
 
     per: Per = "word"
@@ -50,15 +51,7 @@ class ScoreOptions:
     encoding: str = UTF_8
 
     def __post_init__(self) -> None:
-        for option, choices in (
-            ("per", Per),
-            ("format", Format),
-            ("lines", Lines),
-            ("errors", Errors),
-        ):
-            value = getattr(self, option)
-            if value not in get_args(choices):
-                raise ValueError(f"--{option} {value}: choose from {', '.join(get_args(choices))}")
+        super().__post_init__()
         if self.log10 and (self.bits or self.format == "surprisal"):
             other = "--bits" if self.bits else "--format surprisal"
             raise ValueError(f"--log10: cannot be combined with {other}; use one of them")
