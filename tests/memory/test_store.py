@@ -240,8 +240,8 @@ def test_an_index_finds_candidates_with_exact_cosines(run, data, tmp_path):
     messages = []
     build(run, data, tmp_path / "store", index=True, options=CPU, say=messages.append)
     found = Store.open(tmp_path / "store", run.weights_hash)
-    assert messages == [f"recall of the index: {found.facts.recall:.1%} of the 1,024 nearest keys"]
-    assert found.facts.recall > 0.5
+    assert messages == [f"recall of the index: {found.info.recall:.1%} of the 1,024 nearest keys"]
+    assert found.info.recall > 0.5
     queries = torch.randn(20, found.plan.dim, generator=torch.Generator().manual_seed(0))
     by_index, rows = Neighbours(found, NeighbourSettings(k=10), "cpu").search(queries)
     exact, _ = Neighbours(found, NeighbourSettings(k=10, search="exact"), "cpu").search(queries)

@@ -299,7 +299,7 @@ class TextDecoder:
             options = row.options
             key = (options.temperature, options.top_k, options.top_p, options.forbid_unknown)
             groups[key].append(index)
-        found: dict[int, tuple[int, float]] = {}
+        results: dict[int, tuple[int, float]] = {}
         for (temperature, top_k, top_p, forbid_unknown), indices in groups.items():
             is_all, indices_M = len(indices) == len(self.rows), self._tensor(indices)
             ids, logprobs = draw(
@@ -313,10 +313,10 @@ class TextDecoder:
                 mix=self._mix(indices_M),
             )
             drawn = zip(ids.tolist(), logprobs.tolist(), strict=True)
-            found |= zip(indices, drawn, strict=True)
-        if not all(math.isfinite(logprob) for _, logprob in found.values()):
+            results |= zip(indices, drawn, strict=True)
+        if not all(math.isfinite(logprob) for _, logprob in results.values()):
             raise non_finite_error()
-        return [found[index] for index in range(len(self.rows))]
+        return [results[index] for index in range(len(self.rows))]
 
     def _top(self) -> list[Likely]:
         top: list[Likely] = [[] for _ in self.rows]
@@ -326,8 +326,8 @@ class TextDecoder:
             indices_M = self._tensor(indices)
             hidden_MD, mix = self._hidden_ND[indices_M], self._mix(indices_M)
             values, ids = most_likely(self._engine.model.output, hidden_MD, k, mix)
-            for index, *found in zip(indices, ids.tolist(), values.tolist(), strict=True):
-                top[index] = list(zip(*found, strict=True))[: self.rows[index].top]
+            for index, *likely in zip(indices, ids.tolist(), values.tolist(), strict=True):
+                top[index] = list(zip(*likely, strict=True))[: self.rows[index].top]
         return top
 
     def _advance(self) -> None:

@@ -19,6 +19,8 @@ class Detokenizer:
         """`line` is the current line's words; `has_space` is True if it ends with a space."""
         self._reader, self._has_space = reader, has_space
         self._joiner = reader.encoder.splitter.joiner()
+        self.line: list[str] = list(line)
+        """Completed words of the current line."""
         for word in line:
             self._joiner.add(word)
         self._pieces: list[str] = []
@@ -38,7 +40,7 @@ class Detokenizer:
         if not self._reader.ends_word[token] and len(self._pieces) < MAX_PIECES:
             return ""
         if token == END and len(self._pieces) == 1:
-            self._joiner = self._reader.encoder.splitter.joiner()
+            self._joiner, self.line = self._reader.encoder.splitter.joiner(), []
             self.num_lines += 1
             text = self._completed("\n")
         else:
@@ -50,8 +52,10 @@ class Detokenizer:
         """End the current word here. Return the added text."""
         if not self._pieces:
             return ""
-        word = join_pieces(self._pieces)
-        text = self._joiner.add(word) if word else ""
+        text = ""
+        if word := join_pieces(self._pieces):
+            self.line.append(word)
+            text = self._joiner.add(word)
         return self._completed(text.lstrip(" ") if self._has_space else text)
 
     def _completed(self, text: str) -> str:

@@ -39,7 +39,7 @@ from zipflm.language.next_words import (
     require_k,
     require_no_nan,
 )
-from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
+from zipflm.language.text import EncodedText, ScoredText, TextReader, WordStatistics, nll_per_word
 from zipflm.memory.specs import open_memories
 from zipflm.messages import quoted, read_file, unquoted
 from zipflm.model.language_model import LanguageModel
@@ -129,7 +129,7 @@ class TrainedModel:
             encoder, run.config.batches.unit, run.config.num_predicted
         )
         bands = run.config.output_bands
-        self.facts: WordFacts = WordFacts.of(
+        self.statistics: WordStatistics = WordStatistics.of(
             run.vocabulary, () if bands is None else bands.cutoffs, run.config.num_predicted
         )
 
@@ -177,7 +177,7 @@ class TrainedModel:
             ScoredText(
                 document.text,
                 nll_per_word(document.text, document.nll),
-                self.facts,
+                self.statistics,
                 self.engine.protocol(
                     document.text.ids, len(document.text.starts), skip=len(before)
                 ),

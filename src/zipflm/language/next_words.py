@@ -88,15 +88,15 @@ def _whole_words(
 
 
 def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
-    found: list[LikelyWord] = []
+    words: list[LikelyWord] = []
     for path, logprob in _paths(reader, pieces):
         word = join([reader.vocabulary.words[piece] for piece in path])
         # A word can be split into pieces in several ways, but only one was used in training.
         if path in ((END,), (UNKNOWN,)) or reader.is_encoding_of(word, path):
-            found.append(LikelyWord(word, logprob))
-            if len(found) == k:
+            words.append(LikelyWord(word, logprob))
+            if len(words) == k:
                 break
-    return found
+    return words
 
 
 def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...], float]]:

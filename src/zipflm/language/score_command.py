@@ -23,7 +23,7 @@ from zipflm.language.files import decode_line
 from zipflm.language.model import TrainedModel
 from zipflm.language.next_words import LikelyWord, most_likely_words_at, require_k
 from zipflm.language.score_table import RowFormat, header_line, rounded, row_line
-from zipflm.language.text import EncodedText, Ids, WordFacts, nll_per_word, scored_words
+from zipflm.language.text import EncodedText, Ids, WordStatistics, nll_per_word, scored_words
 from zipflm.units import NATS, perplexity
 
 Per = Literal["word", "line", "document", "total"]
@@ -78,7 +78,7 @@ def score_files(
     names = expand(patterns)
     if options.top:
         require_k(options.top, lm.reader, "top")
-    table = ScoreTable(options, lm.facts, names_files=len(names) > 1)
+    table = ScoreTable(options, lm.statistics, names_files=len(names) > 1)
     yield [table.header(_protocol(lm, options))]
     total = stored_size(names)
     for name in names:
@@ -195,9 +195,11 @@ class _Totals:
 class ScoreTable:
     """Formats scored lines as rows of text."""
 
-    def __init__(self, options: ScoreOptions, facts: WordFacts, *, names_files: bool) -> None:
+    def __init__(
+        self, options: ScoreOptions, statistics: WordStatistics, *, names_files: bool
+    ) -> None:
         """`names_files` adds a column with the file name."""
-        self._options, self._facts, self._names_files = options, facts, names_files
+        self._options, self._statistics, self._names_files = options, statistics, names_files
         self._document, self._all = _Totals(), _Totals()
         self._format: RowFormat = "jsonl" if options.format == "jsonl" else "tsv"
 
@@ -238,7 +240,7 @@ class ScoreTable:
             yield self._row({"lines": self._all.lines} | self._sums(self._all))
 
     def _words(self, line: ScoredLine) -> Iterator[str]:
-        for index, word in enumerate(scored_words(line.encoded, line.nll, self._facts)):
+        for index, word in enumerate(scored_words(line.encoded, line.nll, self._statistics)):
             if word.is_end and not self._options.ends:
                 continue
             row: dict[str, Any] = {"line": line.number, "position": index + 1, "word": word.word}
