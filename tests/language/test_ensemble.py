@@ -52,7 +52,7 @@ def test_averages_probabilities(write):
     assert found.notes == ()
 
 
-def test_normalises_weights(write):
+def test_normalizes_weights(write):
     found = ensemble([write("a", A), write("b", B)], [3, 1])
     assert math.exp(found.nats) == pytest.approx(perplexity(0.75 * A + 0.25 * B))
     assert found.option == "0.75,0.25"
@@ -116,7 +116,7 @@ def test_notes_words_unknown_to_some_models(write):
     assert found.notes[0].startswith("1 words are unknown to only some")
 
 
-def test_em_minimises_perplexity(write):
+def test_em_minimizes_perplexity(write):
     found = ensemble([write("a", A), write("b", B)], best_weights=True)
     every = [perplexity(w * A + (1 - w) * B) for w in np.linspace(0, 1, 1001)]
     assert math.exp(found.nats) == pytest.approx(min(every), abs=1e-6)

@@ -113,7 +113,7 @@ def test_page_starts_with_an_example(page):
     assert page.evaluate("location.hash") == ""
 
 
-def test_words_are_coloured_by_surprisal(page):
+def test_words_are_colored_by_surprisal(page):
     page.show()
     for word, classes in page.classes().items():
         step = min(8, int(bits_of(word, "adp-t") // 2))
@@ -150,7 +150,7 @@ def test_mirror_matches_the_text_field(page):
             page.evaluate("void byId('numbers').click()")
 
 
-def test_colours_words_while_typing(page):
+def test_colors_words_while_typing(page):
     page.show("", waits=False)
     page.wait_for("view.first !== null")
     page.click("#text")
@@ -534,7 +534,7 @@ def test_shows_errors_below_the_text(page):
     page.wait_for("!byId('notice').hidden")
     assert page.shown("#notice") == "text: 9 words, and <b>5</b> at most"
     assert page.text == f"Today {TEXT}"
-    assert page.words[0] == "snow"  # unchanged words keep their colour
+    assert page.words[0] == "snow"  # unchanged words keep their color
     page.server.fail = lambda path, body: None
     page.type("x")
     page.settle()
