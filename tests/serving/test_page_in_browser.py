@@ -228,7 +228,6 @@ def test_click_shows_facts_of_a_word(page):
     names = page.evaluate(ALTERNATIVE_NAMES)
     assert [name.split(" ")[0] for name in names[:3]] == list(ALTERNATIVES[:3])
     assert page.evaluate("stripBox.getAttribute('aria-valuetext')").startswith("house: 9.0")
-    assert page.evaluate("document.querySelectorAll('.mirror .chosen').length") == 1
 
 
 def test_clicked_alternative_replaces_the_word(page):
@@ -355,21 +354,16 @@ def test_page_fits_the_screen(page, width):
 
 
 def test_theme(page):
-    ground = "getComputedStyle(document.body).backgroundColor"
-    bar = "canvas.toDataURL()"
+    background, chart = "getComputedStyle(document.body).backgroundColor", "canvas.toDataURL()"
     page.show(dark=True)
-    assert page.evaluate(ground) == "rgb(19, 20, 23)"
-    dark = page.evaluate(bar)
-    label = "byId('theme').getAttribute('aria-label')"
-    assert page.evaluate(label) == "Switch to the light theme"
+    assert page.evaluate(background) == "rgb(19, 20, 23)"
+    dark = page.evaluate(chart)
     page.click("#theme")
-    assert page.evaluate(ground) == "rgb(250, 248, 244)"
-    assert page.evaluate(bar) != dark  # the canvas too
+    assert page.evaluate(background) == "rgb(250, 248, 244)"
+    assert page.evaluate(chart) != dark
     page.reload()
     page.settle()
-    assert page.evaluate(ground) == "rgb(250, 248, 244)"
-    page.show(dark=False)
-    assert page.evaluate(ground) == "rgb(250, 248, 244)"
+    assert page.evaluate(background) == "rgb(250, 248, 244)"
 
 
 @pytest.mark.slow
@@ -400,21 +394,11 @@ def test_comparison_of_two_models(page):
     assert "ADP-T is 0.38 bits per word less surprised than SM" in verdict
     assert "ADP-T is ahead on 3 of 6 positions, SM on 3" in verdict and "1 word" in verdict
     assert page.shown("[data-total=perplexity]").count("SM") == 1
-    assert "ADP-T" in page.shown("#panel-facts") and "SM" in page.shown("#panel-facts")
+    assert page.shown("#panel-facts").split("\n")[0].split() == ["ADP-T", "SM"]
     assert "with=sm" in page.evaluate("location.hash")
     page.click("(document.querySelectorAll('#views button')[2])")  # SM alone
     step = int(bits_of("house", "sm") // 2)
     assert f"s{step}" in page.classes()["house"].split()
-
-
-def test_alternatives_of_both_models(page):
-    page.show(**{"model": "sm", "with": "adp-t"})
-    assert page.shown("#panel-facts").split("\n")[0].split() == ["SM", "ADP-T"]
-    asked = {(body["model"], body.get("top")) for body in page.server.requests}
-    assert {("sm", 10), ("adp-t", 10)} <= asked
-    page.click("(document.querySelectorAll('.switch button')[1])")
-    pressed = "document.querySelector('.switch [aria-pressed=true]').textContent"
-    assert page.evaluate(pressed) == "ADP-T"
 
 
 def test_link_restores_text_and_models(page):
@@ -463,14 +447,11 @@ def test_page_with_the_real_service(browser, service, models):
     ends = [row[1] for row in shown].count("</s>")
     assert ends == 4  # one of them is in the text
     assert browser.evaluate("view.rows.filter((row) => row.isEnd).length") == 3
-    for row, word in enumerate(expected[0].words):
-        browser.evaluate(f"choose({row}, {{ open: true }})")
-        browser.wait_for(f"view.chosen === {row} && {SETTLED}")
-        assert browser.evaluate("document.querySelectorAll('.alternatives li').length") == 10
-        fact = "document.querySelector('[data-fact=surprise] td').textContent"
-        assert browser.evaluate(fact) == f"{word.surprisal:.2f} bits"
-        rank = browser.evaluate("document.querySelector('[data-fact=rank] td b').textContent")
-        assert int(rank[:-2].replace(",", "")) >= 1
+    last = len(shown) - 1
+    browser.evaluate(f"choose({last}, {{ open: true }})")
+    browser.wait_for(f"view.chosen === {last} && {SETTLED}")
+    fact = "document.querySelector('[data-fact=surprise] td').textContent"
+    assert browser.evaluate(fact) == f"{expected[0].words[-1].surprisal:.2f} bits"
     names = browser.evaluate(ALTERNATIVE_NAMES)
     likely = [each.word for each in models["words"].lm.next_words(text, k=10)]
     assert [_plain(name) for name in names] == likely
