@@ -321,6 +321,8 @@ class TrainedModel:
         lines: int = 1,
         stop: Sequence[str] = (),
         forbid_unknown: bool = True,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int | None = None,
     ) -> list[Generation]:
         """Generate `num` continuations of a prompt.
 
@@ -329,10 +331,11 @@ class TrainedModel:
         is never generated, unless `forbid_unknown` is False. A text ends after `lines` line ends
         (0: no limit), after `max_words` words including line ends, or before a string in `stop`.
         The same arguments and seed give the same texts. Log-probabilities are those of the model,
-        before temperature, top-k and top-p.
+        before temperature, top-k and top-p. As in transformers, `max_new_tokens` and
+        `num_return_sequences` can be given instead of `max_words` and `num`.
         """
         sampling = SamplingOptions(
-            max_words=max_words,
+            max_words=max_words if max_new_tokens is None else max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -341,10 +344,13 @@ class TrainedModel:
             stop=stop,
             forbid_unknown=forbid_unknown,
         )
-        return TextGenerator(self.engine, self.reader, prompt, sampling, num).all()
+        count = num if num_return_sequences is None else num_return_sequences
+        return TextGenerator(self.engine, self.reader, prompt, sampling, count).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[GeneratedWord]:
         """Yield the words of one continuation. Takes the options of `generate`, except `num`."""
+        if "max_new_tokens" in options:
+            options["max_words"] = options.pop("max_new_tokens")
         sampling = SamplingOptions(**options)
         yield from TextGenerator(self.engine, self.reader, prompt, sampling, 1).words()
 
