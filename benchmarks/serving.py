@@ -6,7 +6,7 @@ The server runs in its own process, clients with persistent connections in this 
 a small model is trained on the embedded corpus first.
 
 Speed: clients send requests in a loop, to score sentences of 10 to 30 words or to continue 5 words
-by 16, with batching and with one text at a time (`--max-batch-words 1`). The goal is three times
+by 16, with batching and with one text at a time (`--max-batch-tokens 1`). The goal is three times
 the requests/s from batching at 64 clients.
 
 Soak: 64 clients send `--requests` requests. In one of ten the client disconnects, times out or
@@ -230,7 +230,7 @@ def speeds(
 ) -> dict[tuple[str, str, int], Speed]:
     """Alternate between batching and not, so that other load on the machine affects both."""
     found = {}
-    with server(run) as batching, server(run, "--max-batch-words", "1") as single:
+    with server(run) as batching, server(run, "--max-batch-tokens", "1") as single:
         for kind, questions in kinds.items():
             for port in (batching, single):
                 asyncio.run(measure(port, questions, 2, min(seconds, 1)))  # warms up
@@ -359,7 +359,7 @@ async def left_over(port: int) -> dict[str, float]:
     async with client_of(port) as client:
         for _ in range(100):
             _, body = await client.ask("/metrics", b"", "GET")
-            pattern = r"^(zipflm_requests_(?:waiting|unanswered)|zipflm_texts_generating) (\S+)$"
+            pattern = r"^(zipflm_\w+_(?:waiting|in_progress)) (\S+)$"
             found = {
                 name: float(value)
                 for name, value in re.findall(pattern, body.decode(), flags=re.MULTILINE)

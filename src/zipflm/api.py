@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
     from zipflm.data.folder import DataFolder
     from zipflm.evaluation.evaluate import Evaluation
-    from zipflm.memory.store import StoreFacts
+    from zipflm.memory.store import StoreInfo
     from zipflm.memory.tuning import TuningResult
     from zipflm.runs.checkpoint import Checkpoint
     from zipflm.runs.folder import Choice, RunFolder
@@ -468,7 +468,7 @@ def build_memory(
     checkpoint: Choice | str | None = None,
     device: str | None = None,
     say: Callable[[str], None] | None = None,
-) -> StoreFacts:
+) -> StoreInfo:
     """Build a store for `memory=`: every token of a split, with the hidden state that predicts it.
 
     `index` builds an index for search on a CPU, which needs faiss. By default, stores of 2 million

@@ -20,7 +20,7 @@ def benchmark(monkeypatch):
 
     @contextmanager
     def server(run, *options):
-        limits = Limits(**{"max_batch_words": int(options[1])} if options else {})
+        limits = Limits(**{"max_batch_tokens": int(options[1])} if options else {})
         with Running(load_models([str(run)], device="cpu"), limits) as service:
             yield service.port
 

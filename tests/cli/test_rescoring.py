@@ -8,7 +8,7 @@ from language.toy_models import Bigrams
 from training_runs import command, environment
 
 import zipflm.cli
-from zipflm.language import rescore_command
+from zipflm.language import rescoring
 
 LIST = "id\ttext\tac\nu1\tthe rat sat\t-1\nu1\tthe cat sat\t-1.5\nu2\tthe dog ran\t-2\n"
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
@@ -16,7 +16,7 @@ MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch, tmp_path):
-    monkeypatch.setattr(rescore_command, "run_scorer", lambda *_, **__: MODEL)
+    monkeypatch.setattr(rescoring, "model_scorer", lambda *_, **__: MODEL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.tsv").write_text(LIST)
     (tmp_path / "refs").write_text("u1 the cat sat\nu2 the dog ran\n")
@@ -80,7 +80,7 @@ def test_tuning_prints_a_table_and_applies_the_weights(call):
     assert (status, out) == (0, "u1 the cat sat\nu2 the dog ran\n")
     *table, option = err.splitlines()
     assert table[0] == "scores in the list: ac"
-    labels = ["first in the lists", "without the model", "tuned without it", "tuned  "]
+    labels = ["before rescoring", "without the model", "tuned, without", "tuned, with the"]
     assert all(row.startswith(label) for row, label in zip(table[2:6], labels, strict=True))
     assert "16.67%" in table[2] and "0.00%" in table[5]
     again = call("rescore", "run", "list.tsv", "--one-best", *option.split())
@@ -117,7 +117,7 @@ def test_checks_the_list_before_loading_the_model(call, monkeypatch):
     def load(*_, **__):
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(rescore_command, "run_scorer", load)
+    monkeypatch.setattr(rescoring, "model_scorer", load)
     for arguments in (["--weights", "am=1"], ["--reference", "list.tsv", "--weights", "am=1"]):
         assert call("rescore", "run", "list.tsv", *arguments)[0] == 2
 

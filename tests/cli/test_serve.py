@@ -17,11 +17,11 @@ def call(*arguments):
 def test_options_reach_the_server(monkeypatch):
     called = {}
     monkeypatch.setattr(server, "serve", lambda runs, **options: called.update(options, runs=runs))
-    sizes = ["--max-batch-words", "7", "--max-words", "8", "--max-waiting", "9"]
+    sizes = ["--max-batch-tokens", "7", "--max-text-tokens", "8", "--max-waiting", "9"]
     assert call("a", "b", *sizes, "--cors-origin", "x", "--cors-origin", "y").exit_code == 0
     assert called["runs"] == ["a", "b"] and called["host"] == "127.0.0.1" and called["port"] == 8000
     limits = called["limits"]
-    assert (limits.max_batch_words, limits.max_words, limits.max_waiting) == (7, 8, 9)
+    assert (limits.max_batch_tokens, limits.max_text_tokens, limits.max_waiting) == (7, 8, 9)
     assert called["origins"] == ["x", "y"] and called["api_key_file"] is None
 
 

@@ -16,7 +16,7 @@ def engine(word_data):
 
 def test_hidden_after_keeps_the_order_of_prefixes(engine):
     prefixes = [np.array([5, 6, 7]), np.array([], dtype=np.int64), np.array([8]), np.arange(4, 40)]
-    found = engine.hidden_after(prefixes)
+    found, _ = engine.hidden_after(prefixes)
     for row, prefix in zip(found, prefixes, strict=True):
         words = torch.tensor([END, *prefix.tolist()])[-16:]  # the block size
         with torch.no_grad():

@@ -131,6 +131,3 @@ def test_generate_accepts_the_argument_names_of_transformers(adp):
     assert len(ours) == 2
     streamed = adp.stream("ba", max_new_tokens=4, seed=1, lines=0)
     assert "".join(word.text for word in streamed) == ours[0].continuation
-    assert len(list(adp.stream("ba", max_words=None, seed=1, lines=0))) == 50
-    with pytest.raises(ValueError, match="max_new_tokens=4: an alias of max_words"):
-        adp.generate("ba", max_words=4, max_new_tokens=4)

@@ -3,10 +3,10 @@ import json
 import pytest
 from language.toy_models import Bigrams
 
+import zipflm
 from zipflm.evaluation.progress import on_progress
 from zipflm.language import rescoring as module
-from zipflm.language.nbest import NBest
-from zipflm.language.rescoring import Results, open_lists, rescore
+from zipflm.language.rescoring import RescoreOptions, model_scorer, rescore_file
 
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
 TSV = """id\ttext\tac
@@ -19,23 +19,29 @@ u2\tdog the ran\t-2
 
 
 @pytest.fixture
-def lists(tmp_path):
-    def lists(content=TSV, format="tsv", given=None, lm="lm", **options):
-        path = tmp_path / "list"
-        path.write_text(content)
-        return open_lists(NBest(str(path), format, **options), given or {}, lm)
+def rescore(tmp_path):
+    """Rescore a list and return the lines of the output."""
 
-    return lists
+    def rescore(content=TSV, format="tsv", scorer=MODEL, weights=None, costs=None, **options):
+        (tmp_path / "list").write_text(content)
+        options = RescoreOptions(
+            format=format,
+            weights=weights or {},
+            scores={},
+            costs=costs or {},
+            encoding="utf-8",
+            out=str(tmp_path / "out"),
+            **{"name": "lm"} | options,
+        )
+        rescore_file(str(tmp_path / "list"), options, lambda: scorer, say=lambda text: None)
+        return (tmp_path / "out").read_text().splitlines()
+
+    return rescore
 
 
-def run(lists, tmp_path, scorer=MODEL, **options):
-    number = rescore(lists, scorer, Results(out=str(tmp_path / "out"), **options))
-    return number, (tmp_path / "out").read_text().splitlines()
-
-
-def test_adds_scores_and_sorts(lists, tmp_path):
-    number, (header, *rows) = run(lists(given={"lm": 0.5, "words": 0.25}), tmp_path)
-    assert number == 2 and header == "id\ttext\tac\tlm\ttotal"
+def test_adds_scores_and_sorts(rescore):
+    header, *rows = rescore(weights={"lm": 0.5, "words": 0.25})
+    assert header == "id\ttext\tac\tlm\ttotal"
     rows = [row.split("\t") for row in rows]
     assert [row[1] for row in rows] == [
         "the cat sat",
@@ -50,15 +56,15 @@ def test_adds_scores_and_sorts(lists, tmp_path):
         assert float(total) == pytest.approx(expected, abs=1e-6)
 
 
-def test_reports_progress(lists, tmp_path):
+def test_reports_progress(rescore):
     reports = []
     with on_progress(lambda *args: reports.append(args)):
-        run(lists(), tmp_path)
+        rescore()
     assert reports == [("rescoring", 5, 6)]  # the total includes the header
 
 
-def test_weight_0_keeps_the_order_of_the_scores(lists, tmp_path):
-    _, rows = run(lists(given={"lm": 0}), tmp_path)
+def test_weight_0_keeps_the_order_of_the_scores(rescore):
+    rows = rescore(weights={"lm": 0})
     assert [row.split("\t")[1] for row in rows[1:]] == [
         "the rat sat",
         "the cat sat",
@@ -68,27 +74,27 @@ def test_weight_0_keeps_the_order_of_the_scores(lists, tmp_path):
     ]
 
 
-def test_one_best(lists, tmp_path):
-    _, rows = run(lists(), tmp_path, one_best=True)
+def test_one_best(rescore):
+    rows = rescore(one_best=True)
     assert rows == ["u1 the cat sat", "u2 the dog ran"]
 
 
-def test_one_best_of_moses_has_no_ids(lists, tmp_path):
+def test_one_best_of_moses_has_no_ids(rescore):
     content = (
         "0 ||| the rat ||| f= 1 ||| -1\n0 ||| the cat ||| f= 1 ||| -1\n1 |||  ||| f= 1 ||| 0\n"
     )
-    _, rows = run(lists(content, "moses"), tmp_path, one_best=True)
+    rows = rescore(content, "moses", one_best=True)
     assert rows == ["the cat", ""]
-    _, rows = run(lists(content, "moses", {"lm": 2}), tmp_path)
+    rows = rescore(content, "moses", weights={"lm": 2})
     best = MODEL.log_prob("the cat")
     assert rows[0] == f"0 ||| the cat ||| f= 1 lm= {best:.6f} ||| {2 * best - 1:.6f}"
 
 
-def test_kaldi_scores_are_written_to_a_file(lists, tmp_path):
+def test_kaldi_scores_are_written_to_a_file(rescore, tmp_path):
     content = "u-1 the rat\nu-2 the cat\n"
     (tmp_path / "ac").write_text("u-1 1\nu-2 1.5\n")
-    opened = lists(content, "kaldi", {"lm": 1, "ac": 0.1}, costs={"ac": str(tmp_path / "ac")})
-    _, rows = run(opened, tmp_path, scores_out=str(tmp_path / "scores"))
+    options = {"weights": {"lm": 1, "ac": 0.1}, "costs": {"ac": str(tmp_path / "ac")}}
+    rows = rescore(content, "kaldi", scores_out=str(tmp_path / "scores"), **options)
     assert rows == ["u-2 the cat", "u-1 the rat"]
     scores = [line.split() for line in (tmp_path / "scores").read_text().splitlines()]
     for (key, lm, total), text, ac in zip(scores, ("the cat", "the rat"), (-1.5, -1), strict=True):
@@ -97,48 +103,44 @@ def test_kaldi_scores_are_written_to_a_file(lists, tmp_path):
         assert float(total) == pytest.approx(MODEL.log_prob(text) + 0.1 * ac, abs=1e-6)
 
 
-def test_json_lines_keep_other_fields(lists, tmp_path):
+def test_json_lines_keep_other_fields(rescore):
     content = '{"id": 1, "text": "the cat", "scores": {"ac": 2}, "note": "kept"}\n'
-    _, rows = run(lists(content, "jsonl", lm="big"), tmp_path)
+    rows = rescore(content, "jsonl", name="big")
     found = json.loads(rows[0])
     assert found["note"] == "kept" and found["id"] == 1
     assert found["scores"].keys() == {"ac", "big", "total"}
 
 
-def test_scores_equal_texts_once(lists, tmp_path):
+def test_scores_equal_texts_once(rescore):
     model = Bigrams("the cat")
     content = "id\ttext\tac\nu\tthe cat\t1\nu\tthe  cat \t2\nu\tthe rat\t1\n"
-    run(lists(content), tmp_path, model)
-    assert model.calls == [[["the cat", "the rat"]]]
+    rescore(content, scorer=model)
+    assert model.calls == [["the cat", "the rat"]]
 
 
-def test_scores_in_groups_while_reading(lists, tmp_path, monkeypatch):
+def test_scores_in_groups_while_reading(rescore, monkeypatch):
     monkeypatch.setattr(module, "_HYPOTHESES_PER_GROUP", 4)
     model = Bigrams("the cat")
     rows = "".join(f"u{n}\ttext {n} {m}\n" for n in range(9) for m in range(2))
-    opened = lists("id\ttext\n" + rows)
-    taken = []
-    watched = (taken.append(entries[0].utterance) or entries for entries in opened.utterances)
-    scored = module.scored(watched, model)
-    next(scored)
-    assert taken == ["u0", "u1"]  # reads one group at a time
-    assert len(list(scored)) == 8
-    assert [len(call) for call in model.calls] == [2, 2, 2, 2, 1]
+    rescore("id\ttext\n" + rows, scorer=model)
+    assert [len(call) for call in model.calls] == [4, 4, 4, 4, 2]
 
 
-def test_rejects_missing_scores_that_have_a_weight(lists, tmp_path):
+def test_rejects_missing_scores_that_have_a_weight(rescore):
     content = "0 ||| a ||| f= 1 g= 1 ||| 2\n0 ||| b ||| f= 1 ||| 2\n"
-    run(lists(content, "moses"), tmp_path)
+    rescore(content, "moses")
     with pytest.raises(ValueError, match="list: line 2: has no score g; add it"):
-        run(lists(content, "moses", {"g": 1, "total": 1}), tmp_path)
+        rescore(content, "moses", weights={"g": 1, "total": 1})
 
 
-def test_failure_leaves_no_file(lists, tmp_path):
+def test_failure_leaves_no_file(rescore, tmp_path):
     with pytest.raises(ValueError, match="line 7"):
-        run(lists(TSV + "u3\n"), tmp_path)
+        rescore(TSV + "u3\n")
     assert not (tmp_path / "out").exists()
 
 
-def test_checks_weights_at_once(lists):
-    with pytest.raises(ValueError, match="no score am; choose from ac, lm, words"):
-        lists(given={"am": 1.0})
+def test_model_scores_match_lm_score(run):
+    scorer = model_scorer(str(run), checkpoint=None, device="cpu", dtype="float32")
+    lm = zipflm.load(run, device="cpu")
+    expected = [text.logprob for text in lm.score(["ba de fila", "ba", "\n"])]
+    assert scorer(["ba de fila", "ba", ""]) == pytest.approx(expected, rel=1e-5)

@@ -179,10 +179,10 @@ def test_prefix(adp, text):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"per": "page"}, "--per page: choose from word"),
-        ({"format": "xml"}, "--format xml: choose from tsv"),
-        ({"lines": "some"}, "--lines some: choose from"),
-        ({"errors": "ignore"}, "--errors ignore: choose from"),
+        ({"per": "page"}, "per='page': choose from word"),
+        ({"format": "xml"}, "format='xml': choose from tsv"),
+        ({"lines": "some"}, "lines='some': choose from"),
+        ({"errors": "ignore"}, "errors='ignore': choose from"),
         ({"top": -1}, "--top -1"),
         ({"top": 2, "per": "line"}, "--top"),
         ({"top": 2, "lines": "running"}, "--top"),

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zipflm.language import score_table
-from zipflm.language.score_table import ScoreFile, write_header, write_rows
+from zipflm.language.score_table import read_scores, write_scores
 
 TSV = (
     "line\tposition\tword\tlogprob\tband\tcount\tunknown\t# run=runs/a lines=independent block=16\n"
@@ -35,53 +34,43 @@ def write(tmp_path):
 
 def test_reads_tables_with_protocol(write):
     for name in (write(TSV), write(gzip.compress(TSV.encode()), "scores.tsv.gz")):
-        file = ScoreFile(name)
+        file = read_scores(name)
         assert file.format == "tsv"
         assert file.protocol == {"run": "runs/a", "lines": "independent", "block": "16"}
-        (rows,) = file.blocks()
-        assert rows.keys == [(1, 1, "the"), (1, 2, "cat"), (1, 3, "</s>")]
-        assert rows.logprob.tolist() == [-1.5, -2.25, 0]
-        assert rows.unknown.tolist() == [False, True, False]
+        assert file.keys == [(1, 1, "the"), (1, 2, "cat"), (1, 3, "</s>")]
+        assert file.logprob.tolist() == [-1.5, -2.25, 0]
+        assert file.unknown.tolist() == [False, True, False]
 
 
 def test_reads_base_10(write):
-    file = ScoreFile(write("line\tposition\tword\tlog10\n1\t1\tthe\t-2\n"))
-    (rows,) = file.blocks()
-    assert rows.logprob.tolist() == [pytest.approx(-2 * math.log(10))]
+    file = read_scores(write("line\tposition\tword\tlog10\n1\t1\tthe\t-2\n"))
+    assert file.logprob.tolist() == [pytest.approx(-2 * math.log(10))]
 
 
 def test_reads_json_lines_and_bits(write):
-    file = ScoreFile(write(JSONL))
+    file = read_scores(write(JSONL))
     assert (file.format, file.protocol) == ("jsonl", {"run": "runs/a", "block": "16"})
-    (rows,) = file.blocks()
-    assert rows.logprob == pytest.approx([-3 * math.log(2), -1.5 * math.log(2)])
-    assert not rows.unknown.any()
+    assert file.logprob == pytest.approx([-3 * math.log(2), -1.5 * math.log(2)])
+    assert not file.unknown.any()
 
 
 def test_protocol_with_spaces_or_missing(write):
-    header = "line\tposition\tword\tlogprob"
-    assert ScoreFile(write(f"{header}\t# run=my%20runs/a block=3\n")).protocol == {
-        "run": "my runs/a",
-        "block": "3",
-    }
-    assert ScoreFile(write(f"{header}\n")).protocol == {}
+    header, row = "line\tposition\tword\tlogprob", "1\t1\tthe\t-2\n"
+    file = read_scores(write(f"{header}\t# run=my%20runs/a block=3\n{row}"))
+    assert file.protocol == {"run": "my runs/a", "block": "3"}
+    assert read_scores(write(f"{header}\n{row}")).protocol == {}
 
 
 @pytest.mark.parametrize("format", ["tsv", "jsonl"])
-def test_round_trip_in_blocks(write, format, monkeypatch):
-    monkeypatch.setattr(score_table, "_ROWS_PER_BLOCK", 4)
+def test_round_trip(write, format):
     keys = [(1 + n // 3, 1 + n % 3, f"w{n}\u00f6") for n in range(10)]
     logprob, unknown = -np.arange(10) / 8, np.arange(10) % 2 == 0
     text = io.StringIO()
-    write_header(text, format, {"run": "ensemble"})
-    write_rows(text, format, keys, logprob, unknown)
-    file = ScoreFile(write(text.getvalue()))
-    blocks = list(file.blocks())
-    assert [len(rows.keys) for rows in blocks] == [4, 4, 2]
-    assert [rows.first_line for rows in blocks] == [2, 6, 10]
-    assert [key for rows in blocks for key in rows.keys] == keys
-    assert np.concatenate([rows.logprob for rows in blocks]).tolist() == logprob.tolist()
-    assert np.concatenate([rows.unknown for rows in blocks]).tolist() == unknown.tolist()
+    write_scores(text, format, {"run": "ensemble"}, keys, logprob, unknown)
+    file = read_scores(write(text.getvalue()))
+    assert file.keys == keys
+    assert file.logprob.tolist() == logprob.tolist()
+    assert file.unknown.tolist() == unknown.tolist()
     assert file.protocol == {"run": "ensemble"} and file.format == format
 
 
@@ -99,7 +88,7 @@ def test_round_trip_in_blocks(write, format, monkeypatch):
 def test_rejects_bad_rows_with_their_line(write, old, new, message):
     assert old in TSV
     with pytest.raises(ValueError, match=f"scores: {message}"):
-        list(ScoreFile(write(TSV.replace(old, new, 1))).blocks())
+        read_scores(write(TSV.replace(old, new, 1)))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +105,7 @@ def test_rejects_bad_rows_with_their_line(write, old, new, message):
 )
 def test_rejects_other_files(write, content, message):
     with pytest.raises(ValueError, match=message):
-        list(ScoreFile(write(content)).blocks())
+        read_scores(write(content))
 
 
 PARTS = ["\t", "\n", "1", "-1", "the", "</s>", "nan", "# run=x", "{", "}", '"word"', ":", ",", "["]
@@ -130,8 +119,8 @@ PARTS += ["]", "null", "true", "9" * 5000, "\u00e9", "\0"]
 )
 def test_reads_or_rejects_any_file(write, content, begin):
     try:
-        blocks = list(ScoreFile(write(begin + content)).blocks())
+        file = read_scores(write(begin + content))
     except ValueError as error:
         assert "scores: " in str(error) and len(str(error)) < 1000
     else:
-        assert all(len(rows.logprob) == len(rows.keys) > 0 for rows in blocks)
+        assert len(file.logprob) == len(file.keys) > 0

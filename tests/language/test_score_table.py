@@ -7,7 +7,7 @@ from zipflm.language.score_command import ScoredLine, ScoreOptions, ScoreTable
 
 
 def table(adp, names_files=False, **options):
-    return ScoreTable(ScoreOptions(**options), adp.facts, names_files=names_files)
+    return ScoreTable(ScoreOptions(**options), adp.statistics, names_files=names_files)
 
 
 def line(adp, text, nll):

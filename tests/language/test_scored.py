@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from zipflm.language.text import WordFacts, nll_per_word
+from zipflm.language.text import WordStatistics, nll_per_word
 
 
 def test_bands_start_at_the_cutoffs(adp):
-    facts = WordFacts.of(adp.vocabulary, (10, 50))
-    assert [facts.bands[i] for i in (0, 9, 10, 49, 50, 79)] == [0, 0, 1, 1, 2, 2]
-    assert (WordFacts.of(adp.vocabulary, ()).bands == 0).all()
+    statistics = WordStatistics.of(adp.vocabulary, (10, 50))
+    assert [statistics.bands[i] for i in (0, 9, 10, 49, 50, 79)] == [0, 0, 1, 1, 2, 2]
+    assert (WordStatistics.of(adp.vocabulary, ()).bands == 0).all()
 
 
 def word_in_pieces(lm):

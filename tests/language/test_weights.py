@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.language.rescoring import check_name, complete_weights, format_weights, parse_weights
+from zipflm.language.weights import check_name, complete_weights, format_weights, parse_weights
 
 
 def test_parses_weights():

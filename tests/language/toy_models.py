@@ -22,6 +22,6 @@ class Bigrams:
             for pair in zip(words, words[1:], strict=False)
         )
 
-    def log_probs_of(self, utterances):
-        self.calls.append([list(texts) for texts in utterances])
-        return [[self.log_prob(text) for text in texts] for texts in utterances]
+    def __call__(self, texts):
+        self.calls.append(list(texts))
+        return [self.log_prob(text) for text in texts]

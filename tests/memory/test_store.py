@@ -200,7 +200,7 @@ def test_rejects_damaged_stores_and_other_models(run, data, store, tmp_path):
     copy = copied(store, tmp_path)
     values = (copy / VALUES_FILE).read_bytes()
     (copy / VALUES_FILE).write_bytes(values[:-4])
-    with pytest.raises(ValueError, match="truncated or damaged; build the store again"):
+    with pytest.raises(ValueError, match=r"missing or damaged .* build the store again"):
         open_memories([str(copy)], run, "cpu")
     (copy / VALUES_FILE).write_bytes(values[:-4] + b"\1\0\0\0")
     with pytest.raises(ValueError, match=r"values.bin: missing or damaged .*memory.json"):
@@ -240,8 +240,8 @@ def test_an_index_finds_candidates_with_exact_cosines(run, data, tmp_path):
     messages = []
     build(run, data, tmp_path / "store", index=True, options=CPU, say=messages.append)
     found = Store.open(tmp_path / "store", run.weights_hash)
-    assert messages == [f"recall of the index: {found.facts.recall:.1%} of the 1,024 nearest keys"]
-    assert found.facts.recall > 0.5
+    assert messages == [f"recall of the index: {found.info.recall:.1%} of the 1,024 nearest keys"]
+    assert found.info.recall > 0.5
     queries = torch.randn(20, found.plan.dim, generator=torch.Generator().manual_seed(0))
     by_index, rows = Neighbours(found, NeighbourSettings(k=10), "cpu").search(queries)
     exact, _ = Neighbours(found, NeighbourSettings(k=10, search="exact"), "cpu").search(queries)

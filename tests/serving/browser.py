@@ -186,7 +186,7 @@ class Browser:
         self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def place(self, selector):
-        """Scroll to an element and return its centre; `selector` may be an expression in ()."""
+        """Scroll to an element and return its center; `selector` may be an expression in ()."""
         found = selector if selector[0] == "(" else f"document.querySelector({selector!r})"
         x, y = self.evaluate(
             f"(() => {{ const node = {found}; node.scrollIntoView({{ block: 'nearest' }});"

@@ -40,5 +40,5 @@ def pieces(models):
 @pytest.fixture(scope="session")
 def service(models):
     """A server shared by tests that do not modify it."""
-    with Running(models, Limits(max_words=200)) as running:
+    with Running(models, Limits(max_text_tokens=200)) as running:
         yield running

@@ -5,9 +5,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from zipflm.serving.app import page
 
@@ -92,17 +90,13 @@ class FakeServer:
 
     def __init__(self):
         self.models = [model_entry("adp-t", "ADP-T", 2), model_entry("sm", "SM", 1)]
-        self.key = None
         self.requests = []
-        self.delay = lambda body: 0.0
-        self.fail: Callable[[str, dict[str, Any]], tuple[int, dict[str, str], Any] | None]
         self.reset()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
     def reset(self):
-        self.models = [model_entry("adp-t", "ADP-T", 2), model_entry("sm", "SM", 1)]
         self.key = None
         self.requests.clear()
         self.delay = lambda body: 0.0

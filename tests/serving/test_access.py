@@ -85,8 +85,8 @@ def test_metrics(models):
         'zipflm_batch_texts_count{kind="score"} 1.0',
         'zipflm_request_seconds_count{path="/score"} 2.0',
         "zipflm_requests_waiting 0.0",
-        "zipflm_requests_unanswered 0.0",
-        "zipflm_texts_generating 0.0",
+        "zipflm_requests_in_progress 0.0",
+        "zipflm_generations_in_progress 0.0",
     ):
         assert line in answer.text.splitlines()
     assert "wp-login" not in answer.text

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.language.decoding import Detokenizer, SamplingOptions, TextInProgress
+from zipflm.language.decoding import SamplingOptions, TextInProgress
+from zipflm.language.detokenizer import Detokenizer
 
 SOME = "ba be noro boro bu"
 

@@ -173,7 +173,7 @@ def test_rejects_other_content_types(service, kind):
 
 
 def test_rejects_large_bodies(service):
-    limit = Limits(max_words=200).max_body
+    limit = Limits(max_text_tokens=200).max_body
     answer = service.client.post("/score", content=b" " * (limit + 1))
     assert answer.status_code == 413 and str(limit) in answer.json()["error"]["message"]
     answer = service.client.post("/score", content=iter([b" " * 50_000] * 200))  # chunked
@@ -218,7 +218,7 @@ def test_send_timeout(models, monkeypatch):
         service.until(lambda: service.worker.num_generating > 0)
         service.until(lambda: service.worker.num_active == 0, seconds=60)
         service.until(lambda: service.worker.num_generating == 0)
-        assert service.metric("zipflm_clients_left_total") == 1
+        assert service.metric("zipflm_client_disconnects_total") == 1
 
 
 def test_invalid_http(service):

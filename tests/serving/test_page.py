@@ -1,4 +1,4 @@
-"""The served page: self-contained, with a strict policy and readable colours."""
+"""The served page: self-contained, with a strict policy and readable colors."""
 
 import base64
 import hashlib
@@ -94,11 +94,11 @@ def test_every_field_and_button_has_a_name(made):
             assert {"aria-label", "aria-labelledby"} & set(attributes)
 
 
-# --- Colours. ---
+# --- Colors. ---
 
 
 def pairs():
-    """Colours per theme, by CSS class or `:root` and by property."""
+    """Colors per theme, by CSS class or `:root` and by property."""
     css = (WEB / "page.css").read_text()
     blocks = re.findall(r"^(:root|\.\w+) \{(.*?)\}", css, re.S | re.M)
     return {
@@ -117,10 +117,10 @@ THEMES = pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 
 @THEMES
 def test_contrast_of_text(theme):
-    colours = pairs()
-    root = colours[":root"]
+    colors = pairs()
+    root = colors[":root"]
     for name in (*SURPRISE, *FIRST_AHEAD, *SECOND_AHEAD):
-        assert contrast(root["ink"][theme], colours[name]["shade"][theme]) >= 4.5, name
+        assert contrast(root["ink"][theme], colors[name]["shade"][theme]) >= 4.5, name
     for text in ("ink", "soft", "accent", "bad"):
         for ground in ("page", "card", "mark", "tint"):
             assert contrast(root[text][theme], root[ground][theme]) >= 4.5, (text, ground)
@@ -130,10 +130,10 @@ def test_contrast_of_text(theme):
 
 @THEMES
 def test_contrast_of_line_ends(theme):
-    colours = pairs()
-    # On stronger shades, line ends have the colour of the text.
+    colors = pairs()
+    # On stronger shades, line ends have the color of the text.
     for name in SURPRISE[:3]:
-        assert contrast(colours[":root"]["soft"][theme], colours[name]["shade"][theme]) >= 4.5
+        assert contrast(colors[":root"]["soft"][theme], colors[name]["shade"][theme]) >= 4.5
 
 
 @THEMES
@@ -146,8 +146,8 @@ def test_shades_differ_in_lightness(theme, sight):
 
 @THEMES
 @pytest.mark.parametrize("sight", SIGHT)
-def test_comparison_colours_are_distinct_for_colour_blind_readers(theme, sight):
-    colours = pairs()
+def test_comparison_colors_are_distinct_for_color_blind_readers(theme, sight):
+    colors = pairs()
     for first, second in zip(FIRST_AHEAD[1:], SECOND_AHEAD[1:], strict=True):
-        a, b = (seen(colours[name]["shade"][theme], sight) for name in (first, second))
+        a, b = (seen(colors[name]["shade"][theme], sight) for name in (first, second))
         assert np.linalg.norm(a - b) > 0.08, (first, second)

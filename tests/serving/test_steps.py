@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zipflm.language.decoding import Detokenizer, SamplingOptions, TextDecoder, TextInProgress
+from zipflm.language.decoding import SamplingOptions, TextDecoder, TextInProgress
+from zipflm.language.detokenizer import Detokenizer
 from zipflm.serving.worker import BatchRoom
 
 PROMPTS = ["ba", "be noro boro", "bu ban bi ka ke", "mila"]

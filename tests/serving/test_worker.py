@@ -30,7 +30,7 @@ def held(monkeypatch):
 
 
 def test_waiting_requests_are_batched(models, held):
-    with Running(models, Limits(max_batch_words=12)) as service, ThreadPoolExecutor(9) as pool:
+    with Running(models, Limits(max_batch_tokens=12)) as service, ThreadPoolExecutor(9) as pool:
         first = pool.submit(service.score, "ba")
         service.until(lambda: service.worker.num_active == 1 and not service.worker.num_waiting)
         others = [pool.submit(service.score, "ba be bu") for _ in range(8)]  # 4 words each
@@ -69,7 +69,7 @@ def test_disconnect_frees_the_queue(models, held):
         held.set()
         assert first.result()["texts"] and last.result()["texts"]
         assert held.batches == [[2], [2]]  # the cancelled request is not computed
-        assert service.metric("zipflm_clients_left_total") == 1
+        assert service.metric("zipflm_client_disconnects_total") == 1
 
 
 def test_waiting_texts_are_not_scanned_every_step(models, monkeypatch):
@@ -80,7 +80,7 @@ def test_waiting_texts_are_not_scanned_every_step(models, monkeypatch):
         return cache_positions(self, engine)
 
     monkeypatch.setattr(TextInProgress, "cache_positions", counted)
-    with Running(models, Limits(max_batch_words=100)) as service:
+    with Running(models, Limits(max_batch_tokens=100)) as service:
         answer = service.complete("ba", n=200, max_tokens=3, lines=0, seed=1)
     assert len({choice["index"] for choice in answer["choices"]}) == 200
     # When a text joins, at its steps, and when it is the first in the queue.

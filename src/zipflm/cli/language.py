@@ -284,11 +284,11 @@ def rescore(
     """
     from zipflm.data.prepare import progress_bar
     from zipflm.evaluation.progress import on_progress
-    from zipflm.language import rescore_command as library
-    from zipflm.language.rescoring import Results, parse_weights
+    from zipflm.language import rescoring
+    from zipflm.language.weights import parse_weights
 
     check_argument_order(run, [nbest])
-    options = library.RescoreOptions(
+    options = rescoring.RescoreOptions(
         format=format,
         weights=parse_weights(",".join(weights)) if weights else {},
         reference=reference,
@@ -297,15 +297,17 @@ def rescore(
         costs=_named_files("--costs", costs),
         encoding=encoding,
         name=name,
-        results=Results(out=out, scores_out=scores_out, one_best=one_best),
+        out=out,
+        scores_out=scores_out,
+        one_best=one_best,
     )
     to_terminal = out in (None, "-") and sys.stdout.isatty()
     bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
     with cleanup_on_sigterm(), bar as report, on_progress(report):
-        library.rescore_file(
+        rescoring.rescore_file(
             nbest,
             options,
-            lambda: library.run_scorer(
+            lambda: rescoring.model_scorer(
                 run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory or ()
             ),
             say=echo_stderr,

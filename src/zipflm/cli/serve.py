@@ -29,11 +29,11 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on (0: any free port).")
     ] = 8000,
-    max_batch_words: Annotated[
-        int, typer.Option(min=1, help="Maximum number of words per batch.")
+    max_batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens per batch.")
     ] = 8192,
-    max_words: Annotated[
-        int, typer.Option(min=1, help="Maximum number of words per text, prompt included.")
+    max_text_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens per text, prompt included.")
     ] = 4096,
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Maximum queue length. Further requests are rejected.")
@@ -62,7 +62,11 @@ def serve(
     from zipflm.serving.queue import Limits
     from zipflm.serving.server import serve as serve_runs
 
-    limits = Limits(max_batch_words=max_batch_words, max_words=max_words, max_waiting=max_waiting)
+    limits = Limits(
+        max_batch_tokens=max_batch_tokens,
+        max_text_tokens=max_text_tokens,
+        max_waiting=max_waiting,
+    )
     serve_runs(
         runs or ["state-of-the-union"],
         host=host,

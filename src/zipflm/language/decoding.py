@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zipflm.data.bpe import join
-from zipflm.data.vocabulary import CONTINUES, END, FILLER, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.documents import Likely
+from zipflm.language.detokenizer import Detokenizer, join_pieces
 from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.next_words import MAX_PIECES
-from zipflm.language.text import EncodedText, Ids, TextReader
+from zipflm.language.text import Ids, TextReader
 from zipflm.memory.mixing import Mixture
 from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
@@ -76,70 +76,6 @@ class SamplingOptions:
             raise ValueError(f"stop={self.stop!r}: must be a list of non-empty strings")
 
 
-class Detokenizer:
-    """Converts ids to text incrementally."""
-
-    def __init__(
-        self, reader: TextReader, line: Sequence[str] = (), has_space: bool = False
-    ) -> None:
-        """`line` is the current line's words; `has_space` is True if it ends with a space."""
-        self._reader, self._has_space = reader, has_space
-        self._joiner = reader.encoder.splitter.joiner()
-        for word in line:
-            self._joiner.add(word)
-        self._pieces: list[str] = []
-        self._length = 0
-        self.offsets: list[int] = []
-        """Character offset of each token of the completed words, after any leading space."""
-        self.num_lines: int = 0
-
-    @property
-    def is_within_word(self) -> bool:
-        return bool(self._pieces)
-
-    def add(self, token: int) -> str:
-        """Return the added text, which is empty until the word is complete."""
-        self._pieces.append(self._reader.vocabulary.words[token])
-        # Limit the length: a model may never end a word.
-        if not self._reader.ends_word[token] and len(self._pieces) < MAX_PIECES:
-            return ""
-        if token == END and len(self._pieces) == 1:
-            self._joiner = self._reader.encoder.splitter.joiner()
-            self.num_lines += 1
-            text = self._completed("\n")
-        else:
-            text = self.finish()
-        self._has_space = False
-        return text
-
-    def finish(self) -> str:
-        """End the current word here. Return the added text."""
-        if not self._pieces:
-            return ""
-        word = _joined(self._pieces)
-        text = self._joiner.add(word) if word else ""
-        return self._completed(text.lstrip(" ") if self._has_space else text)
-
-    def _completed(self, text: str) -> str:
-        end = self._length + len(text)
-        start = end - len(text.lstrip(" "))
-        for piece in self._pieces:
-            self.offsets.append(min(start, end))
-            start += len(piece.removesuffix(CONTINUES))
-        self._pieces, self._length = [], end
-        return text
-
-
-def _joined(pieces: Sequence[str]) -> str:
-    return join(pieces).removesuffix(CONTINUES)
-
-
-def last_line(text: EncodedText) -> Sequence[str]:
-    """Return the words after the last line end."""
-    line_ends = text.line_ends
-    return text.words[line_ends[-1] + 1 if len(line_ends) else 0 :]
-
-
 class GeneratedWord(NamedTuple):
     """A generated word or line end."""
 
@@ -176,7 +112,7 @@ class Delta:
 class TextInProgress:
     """A text that is being generated.
 
-    A word is released when it is complete. Text that could start a stop string is held back.
+    A word is released when it is complete. With stop strings, the last characters are held back.
     """
 
     def __init__(
@@ -254,7 +190,7 @@ class TextInProgress:
             self._tokens.append(GeneratedToken(*drawn, offset))
         names = [self._reader.vocabulary.words[token] for token, _, _ in self._current_word]
         logprob = sum(logprob for _, logprob, _ in self._current_word)
-        self._words.append(GeneratedWord(_joined(names), logprob, text))
+        self._words.append(GeneratedWord(join_pieces(names), logprob, text))
         self._num_words += 1
         self._current_word = []
 
@@ -275,28 +211,15 @@ class TextInProgress:
 
     def release(self) -> Delta:
         """Return the output that is final and was not returned before."""
-        end = len(self.text) if self.finish_reason else self._final_length()
-        end = max(end, self._released)
+        # Hold back text that could be the start of a stop string.
+        held_back = 0 if self.finish_reason else max(self._longest_stop - 1, 0)
+        end = max(len(self.text) - held_back, self._released)
         delta = Delta(self.text[self._released : end], [], self._tokens, self.finish_reason)
         self._released, self._tokens = end, []
         while self._words and self._words_end + len(self._words[0].text) <= end:
             delta.words.append(self._words.popleft())
             self._words_end += len(delta.words[-1].text)
         return delta
-
-    def _final_length(self) -> int:
-        """Return the length of the text before any possible start of a stop string."""
-        return min(map(self._stop_start, self.options.stop), default=len(self.text))
-
-    def _stop_start(self, stop: str) -> int:
-        """Return the offset where the end of the text could start this stop string.
-
-        Only offsets of its first character are tried, because this runs for every generated word.
-        """
-        offset = self.text.find(stop[0], max(0, len(self.text) - len(stop) + 1))
-        while offset >= 0 and not stop.startswith(self.text[offset:]):
-            offset = self.text.find(stop[0], offset + 1)
-        return len(self.text) if offset < 0 else offset
 
 
 class TextDecoder:
@@ -376,7 +299,7 @@ class TextDecoder:
             options = row.options
             key = (options.temperature, options.top_k, options.top_p, options.forbid_unknown)
             groups[key].append(index)
-        found: dict[int, tuple[int, float]] = {}
+        results: dict[int, tuple[int, float]] = {}
         for (temperature, top_k, top_p, forbid_unknown), indices in groups.items():
             is_all, indices_M = len(indices) == len(self.rows), self._tensor(indices)
             ids, logprobs = draw(
@@ -390,10 +313,10 @@ class TextDecoder:
                 mix=self._mix(indices_M),
             )
             drawn = zip(ids.tolist(), logprobs.tolist(), strict=True)
-            found |= zip(indices, drawn, strict=True)
-        if not all(math.isfinite(logprob) for _, logprob in found.values()):
+            results |= zip(indices, drawn, strict=True)
+        if not all(math.isfinite(logprob) for _, logprob in results.values()):
             raise non_finite_error()
-        return [found[index] for index in range(len(self.rows))]
+        return [results[index] for index in range(len(self.rows))]
 
     def _top(self) -> list[Likely]:
         top: list[Likely] = [[] for _ in self.rows]
@@ -403,8 +326,8 @@ class TextDecoder:
             indices_M = self._tensor(indices)
             hidden_MD, mix = self._hidden_ND[indices_M], self._mix(indices_M)
             values, ids = most_likely(self._engine.model.output, hidden_MD, k, mix)
-            for index, *found in zip(indices, ids.tolist(), values.tolist(), strict=True):
-                top[index] = list(zip(*found, strict=True))[: self.rows[index].top]
+            for index, *likely in zip(indices, ids.tolist(), values.tolist(), strict=True):
+                top[index] = list(zip(*likely, strict=True))[: self.rows[index].top]
         return top
 
     def _advance(self) -> None:

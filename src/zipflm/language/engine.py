@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,8 @@ from torch import Tensor
 from zipflm.config import Blocks, Unit
 from zipflm.data.batches import batch_of
 from zipflm.data.token_file import TokenArray
-from zipflm.data.vocabulary import END, PAD, UNKNOWN
-from zipflm.data.windows import Windows, batched, cut, document_windows, group, with_context
+from zipflm.data.vocabulary import END, UNKNOWN
+from zipflm.data.windows import Windows, batched, cut, document_windows, with_context
 from zipflm.evaluation.documents import Document, DocumentScores, Likely, start_documents
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.evaluation.scoring import predicted_ids, predicting, start_scoring
@@ -96,32 +95,23 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def hidden_after(self, prefixes: Sequence[Ids]) -> Tensor:
-        """Return the hidden states [N, D] that predict the token after each prefix.
+    def hidden_after(self, prefixes: Sequence[Ids]) -> tuple[Tensor, Mixture | None]:
+        """Return the hidden states [N, D] that predict the token after each prefix, and the mixture
+        with the memories of each prefix.
 
         Prefixes that are too long are cut to their last tokens.
         """
-        inputs = [self.inputs(ids) for ids in prefixes]
-        lengths = np.array([len(ids) for ids in inputs])
-        order = np.argsort(lengths, kind="stable")
-        bounds = group(lengths[order], self.batch_tokens)
-        batches = pairwise(bounds.tolist())
-        parts = [self._last_hidden(inputs, order[low:high]) for low, high in batches]
-        inverse = torch.from_numpy(np.argsort(order)).to(self.device)
-        return torch.cat(parts)[inverse]
-
-    @torch.inference_mode()
-    def mixture_after(self, prefixes: Sequence[Ids]) -> tuple[Tensor, Mixture | None]:
-        """Return `hidden_after`, and the mixture with the memories of each prefix."""
+        inputs = [torch.from_numpy(self.inputs(ids)) for ids in prefixes]
+        batch_size = max(self.batch_tokens // max(map(len, inputs)), 1)
+        texts: list[Tensor] = []
+        for first in range(0, len(inputs), batch_size):
+            texts += self.model.read(inputs[first : first + batch_size])[0]
+        hidden_ND = torch.stack([hidden_TD[-1] for hidden_TD in texts])
         if self.memories is None:
-            return self.hidden_after(prefixes), None
-        rows, last = self.memories.rows(self.model.output.edges[-1]), []
-        for prefix in prefixes:
-            inputs = torch.from_numpy(self.inputs(prefix)).to(self.device)
-            hidden: Tensor = self.model(inputs[None])[0]
-            rows.join([self.pairs(prefix, hidden)])
-            last.append(hidden[-1])
-        return torch.stack(last), rows.lookup(torch.stack(last))
+            return hidden_ND, None
+        rows = self.memories.rows(self.model.output.edges[-1])
+        rows.join([self.pairs(*pair) for pair in zip(prefixes, texts, strict=True)])
+        return hidden_ND, rows.lookup(hidden_ND)
 
     @torch.inference_mode()
     def pairs(self, text: Ids, hidden_TD: Tensor) -> tuple[Tensor, Ids]:
@@ -161,14 +151,6 @@ class Engine:
     def inputs(self, prefix: Ids) -> Ids:
         """Return the model inputs for a prefix: `</s>` and the prefix, cut to the last tokens."""
         return np.concatenate([[END], prefix]).astype(np.int64)[-self.longest :]
-
-    def _last_hidden(self, inputs: Sequence[Ids], rows: NDArray[np.int64]) -> Tensor:
-        lengths = torch.tensor([len(inputs[row]) for row in rows])
-        words = torch.full((len(rows), int(lengths.max())), PAD)
-        for index, row in enumerate(rows):
-            words[index, : len(inputs[row])] = torch.from_numpy(inputs[row])
-        hidden: Tensor = self.model(words.to(self.device))
-        return hidden[torch.arange(len(rows)), lengths - 1]
 
 
 def non_finite_error() -> ValueError:

@@ -7,11 +7,9 @@ finds the global maximum.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from zipflm.data.text import shown
 from zipflm.data.vocabulary import END, SPECIALS
 from zipflm.language.files import destination
-from zipflm.language.score_table import ScoreFile, ScoreRows, write_header, write_rows
+from zipflm.language.score_table import ScoreFile, read_scores, write_scores
 from zipflm.messages import quoted
 from zipflm.units import perplexity
 
@@ -55,8 +53,8 @@ class Ensemble:
     """Number of words that are unknown in at least one file."""
     notes: tuple[str, ...]
 
-    def report(self) -> dict[str, Any]:
-        return {
+    def as_json(self) -> str:
+        report = {
             "perplexity": perplexity(self.nats),
             "nll": self.nats,
             "words": self.words,
@@ -75,9 +73,7 @@ class Ensemble:
             ],
             "notes": list(self.notes),
         }
-
-    def as_json(self) -> str:
-        return json.dumps(self.report(), indent=1)
+        return json.dumps(report, indent=1)
 
     def as_text(self) -> str:
         width = max(len("ensemble"), *(len(member.name) for member in self.members))
@@ -111,30 +107,49 @@ def ensemble(
     """Average the probabilities in several files of scores for the same text.
 
     Weights are normalized to sum to 1; the default is equal weights. `best_weights` fits them to
-    this text, which keeps all log-probabilities in memory. The averaged scores are written to the
-    file `out`. Raises ValueError with the first different row if the texts differ.
+    this text. The averaged scores are written to the file `out`.
     """
     if len(names) < 2:
         raise ValueError("an ensemble needs two or more files from zipflm score --per word")
     if best_weights and weights is not None:
         raise ValueError("weights, best_weights: use only one of them")
     mixture = _check_weights(weights, len(names))
-    files = [ScoreFile(name) for name in names]
-    blocks = _align(files)
+    files = [read_scores(name) for name in names]
+    for file in files[1:]:
+        _require_same_text(files[0], file)
+    logprob_NM = np.stack([file.logprob for file in files], axis=1)
     if best_weights:
-        all_blocks = list(blocks)
-        mixture = em_weights(np.concatenate([_matrix(rows) for rows in all_blocks]))
-        blocks = iter(all_blocks)
-    totals = _Sums(len(files))
-    with nullcontext() if out is None else destination(out) as file:
-        if file is not None:
-            write_header(file, files[0].format, _protocol(files, mixture))
-        for rows in blocks:
-            logprob = averaged(_matrix(rows), mixture)
-            unknown = totals.add(rows, logprob)
-            if file is not None:
-                write_rows(file, files[0].format, rows[0].keys, logprob, unknown)
-    return totals.result(files, mixture)
+        mixture = em_weights(logprob_NM)
+    average = averaged(logprob_NM, mixture)
+    unknown_NM = np.stack([file.unknown for file in files], axis=1)
+    is_unknown: NDArray[np.bool_] = np.logical_or.reduce(unknown_NM, axis=1)
+    if out is not None:
+        protocol = _protocol(files, mixture)
+        with destination(out) as output:
+            write_scores(output, files[0].format, protocol, files[0].keys, average, is_unknown)
+    notes = _differences(files)
+    if disputed := np.count_nonzero(is_unknown & ~unknown_NM.all(axis=1)):
+        notes.append(
+            f"{disputed:,} words are unknown to only some models; the perplexities are not "
+            "comparable, because <unk> has the total probability of all unknown words"
+        )
+    return Ensemble(
+        members=tuple(
+            EnsembleMember(
+                shown(file.name),
+                weight,
+                -float(file.logprob.mean()),
+                int(file.unknown.sum()),
+                file.protocol,
+            )
+            for file, weight in zip(files, mixture.tolist(), strict=True)
+        ),
+        nats=-float(average.mean()),
+        words=len(average),
+        ends=sum(word == SPECIALS[END] for _, _, word in files[0].keys),
+        unknown=int(is_unknown.sum()),
+        notes=tuple(notes),
+    )
 
 
 def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[str, str]:
@@ -154,9 +169,9 @@ def averaged(
     array([-1.204])
     """
     used = mixture_M > 0
-    joint_NM = logprob_NM[:, used] + np.log(mixture_M[used])
-    top_N = joint_NM.max(axis=1)
-    mean_N: NDArray[np.float64] = top_N + np.log(np.exp(joint_NM - top_N[:, None]).sum(axis=1))
+    mean_N: NDArray[np.float64] = np.logaddexp.reduce(
+        logprob_NM[:, used] + np.log(mixture_M[used]), axis=1
+    )
     return mean_N
 
 
@@ -190,84 +205,27 @@ def _check_weights(weights: Sequence[float] | None, count: int) -> NDArray[np.fl
     return values
 
 
-def _align(files: Sequence[ScoreFile]) -> Iterator[list[ScoreRows]]:
-    """Yield the rows of all files in parallel. Raises ValueError if the texts differ."""
-    empty = ScoreRows(0, [], np.zeros(0), np.zeros(0, dtype=np.bool_))
-    for rows in zip_longest(*(file.blocks() for file in files), fillvalue=empty):
-        for file, others in zip(files[1:], rows[1:], strict=True):
-            if others.keys != rows[0].keys:
-                _raise_difference(files[0], rows[0], file, others)
-        yield list(rows)
-
-
-def _raise_difference(
-    first: ScoreFile, expected: ScoreRows, file: ScoreFile, found: ScoreRows
-) -> None:
-    for index, (one, other) in enumerate(zip_longest(expected.keys, found.keys)):
-        if one == other:
+def _require_same_text(first: ScoreFile, other: ScoreFile) -> None:
+    """Raise ValueError with the first row in which the texts differ."""
+    pairs = zip_longest(first.keys, other.keys)
+    for line, (one, two) in enumerate(pairs, start=2):
+        if one == two:
             continue
-        if one is None or other is None:
-            short, long, rows = (first, file, found) if one is None else (file, first, expected)
+        if one is None or two is None:
+            short, long = (first, other) if one is None else (other, first)
             raise ValueError(
-                f"{shown(short.name)}: ends where {shown(long.name)} continues at line "
-                f"{rows.first_line + index}; score the same text with every run"
+                f"{shown(short.name)}: ends where {shown(long.name)} continues at line {line}; "
+                "score the same text with every run"
             )
         raise ValueError(
-            f"{shown(file.name)}: line {found.first_line + index}: {_describe(other)}, but "
-            f"{shown(first.name)}: line {expected.first_line + index}: {_describe(one)}; score the "
-            "same text with every run, with the same options"
+            f"{shown(other.name)}: line {line}: {_describe(two)}, but {shown(first.name)}: line "
+            f"{line}: {_describe(one)}; score the same text with every run, with the same options"
         )
 
 
 def _describe(key: tuple[int, int, str]) -> str:
     line, position, word = key
     return f"{quoted(word)} is word {position} of text line {line}"
-
-
-def _matrix(rows: Sequence[ScoreRows]) -> NDArray[np.float64]:
-    return np.stack([member.logprob for member in rows], axis=1)
-
-
-class _Sums:
-    def __init__(self, members: int) -> None:
-        self._sums = np.zeros(members + 1)
-        self._unknown = np.zeros(members, dtype=np.int64)
-        self._words = self._ends = self._any_unknown = self._disputed = 0
-
-    def add(self, rows: Sequence[ScoreRows], average: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Add rows, and return a mask of the words that are unknown to at least one model."""
-        for index, member in enumerate(rows):
-            self._sums[index] -= member.logprob.sum()
-            self._unknown[index] += np.count_nonzero(member.unknown)
-        self._sums[-1] -= average.sum()
-        flags = np.stack([member.unknown for member in rows], axis=1)
-        unknown: NDArray[np.bool_] = np.logical_or.reduce(flags, axis=1)
-        self._words += len(average)
-        self._ends += sum(word == SPECIALS[END] for _, _, word in rows[0].keys)
-        self._any_unknown += int(np.count_nonzero(unknown))
-        self._disputed += int(np.count_nonzero(unknown & ~np.logical_and.reduce(flags, axis=1)))
-        return unknown
-
-    def result(self, files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> Ensemble:
-        notes = _differences(files)
-        if self._disputed:
-            notes.append(
-                f"{self._disputed:,} words are unknown to only some models; the perplexities are "
-                "not comparable, because <unk> has the total probability of all unknown words"
-            )
-        *nats, average = (self._sums / self._words).tolist()
-        columns = zip(files, mixture.tolist(), nats, self._unknown.tolist(), strict=True)
-        return Ensemble(
-            members=tuple(
-                EnsembleMember(shown(file.name), weight, loss, unknown, file.protocol)
-                for file, weight, loss, unknown in columns
-            ),
-            nats=average,
-            words=self._words,
-            ends=self._ends,
-            unknown=self._any_unknown,
-            notes=tuple(notes),
-        )
 
 
 def _differences(files: Sequence[ScoreFile]) -> list[str]:

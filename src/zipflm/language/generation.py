@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 
 from zipflm.data.vocabulary import UNKNOWN
-from zipflm.language.decoding import (
-    Detokenizer,
-    GeneratedWord,
-    SamplingOptions,
-    TextDecoder,
-    TextInProgress,
-    last_line,
-)
+from zipflm.language.decoding import GeneratedWord, SamplingOptions, TextDecoder, TextInProgress
+from zipflm.language.detokenizer import Detokenizer, last_line
 from zipflm.language.engine import Engine
 from zipflm.language.text import EncodedText, TextReader
 

@@ -7,7 +7,7 @@ of a state when the state is first continued, so it never runs on words that are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,23 +19,8 @@ from zipflm.language.text import Ids
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.kv_cache import KeyValueCache
 
-
-class _Past(NamedTuple):
-    """A linked list of tokens for a cache memory, with the hidden states that predicted them."""
-
-    hidden_TD: Tensor
-    ids: Ids
-    before: _Past | None
-    size: int
-
-    def last(self, minimum: int) -> tuple[Tensor, Ids]:
-        """Return at least the last `minimum` tokens, or all if there are fewer."""
-        parts, past, count = [], cast("_Past | None", self), 0
-        while past is not None and count < minimum:
-            parts.append(past)
-            count, past = count + len(past.ids), past.before
-        hidden = torch.cat([part.hidden_TD for part in reversed(parts)])
-        return hidden, np.concatenate([part.ids for part in reversed(parts)])
+_Pairs = tuple[Tensor, Ids]
+"""Tokens for a cache memory, with the hidden states that predicted them."""
 
 
 class TextState:
@@ -47,7 +32,7 @@ class TextState:
         self,
         inputs: tuple[int, ...],
         cache: KeyValueCache | RowStates | None,
-        past: _Past | None = None,
+        past: _Pairs | None = None,
         prefix: Ids | None = None,
     ) -> None:
         self.inputs: tuple[int, ...] = inputs
@@ -82,9 +67,9 @@ def advance(
         nll = engine.model.output.nll(hidden, targets)
         if engine.memories is not None:
             size = engine.model.output.edges[-1]
-            remembered = engine.memories.rows(size)
-            remembered.join([_remembered(engine, after[row]) for row in rows])
-            nll = remembered.lookup(hidden).nll(nll, targets.where(targets < size, UNKNOWN))
+            memories = engine.memories.rows(size)
+            memories.join([past for row in rows if (past := after[row]._past) is not None])
+            nll = memories.lookup(hidden).nll(nll, targets.where(targets < size, UNKNOWN))
         logprobs[rows] -= nll.double().cpu().numpy()
         for row, id in zip(rows, next_ids, strict=True):
             after[row] = _after(engine, after[row], id)
@@ -97,18 +82,12 @@ def _after(engine: Engine, state: TextState, token: int) -> TextState:
     inputs, past = (*state.inputs, token), state._past
     if past is not None:
         assert state._hidden is not None and engine.memories is not None
-        past = _Past(state._hidden[None], np.array([token]), past, past.size + 1)
-        if past.size > 2 * engine.memories.reach:  # drop tokens beyond the reach of any cache
-            hidden, ids = past.last(engine.memories.reach)
-            past = _Past(hidden, ids, None, len(ids))
+        reach = max(engine.memories.reach, 1)  # older tokens are not needed
+        hidden = torch.cat([past[0], state._hidden[None]])[-reach:]
+        past = hidden, np.append(past[1], token)[-reach:]
     if len(inputs) <= engine.longest:
         return TextState(inputs, state._cache, past)
     return TextState(inputs[-max(engine.blocks.context, 1) :], None, past)
-
-
-def _remembered(engine: Engine, state: TextState) -> tuple[Tensor, Ids]:
-    assert state._past is not None and engine.memories is not None
-    return state._past.last(max(engine.memories.reach, 1))
 
 
 def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
@@ -128,8 +107,7 @@ def _read_all(engine: Engine, state: TextState) -> None:
     hidden = engine.model(words, state._cache)[0]
     state._hidden = hidden[-1]
     if engine.memories is not None and state._prefix is not None:
-        vectors, ids = engine.pairs(state._prefix, hidden)
-        state._past = _Past(vectors, ids, None, len(ids))
+        state._past = engine.pairs(state._prefix, hidden)
 
 
 def _read_last(engine: Engine, states: Sequence[TextState]) -> None:

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zipflm.config import Blocks
-from zipflm.data.bpe import join
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.decoding import GeneratedWord, SamplingOptions, never_generated
+from zipflm.language.detokenizer import Detokenizer
 from zipflm.language.engine import Engine, scored_documents
 from zipflm.language.generation import Generation, TextGenerator
 from zipflm.language.incremental import TextState, advance, start
@@ -39,7 +39,7 @@ from zipflm.language.next_words import (
     require_k,
     require_no_nan,
 )
-from zipflm.language.text import EncodedText, ScoredText, TextReader, WordFacts, nll_per_word
+from zipflm.language.text import EncodedText, ScoredText, TextReader, WordStatistics, nll_per_word
 from zipflm.memory.specs import open_memories
 from zipflm.messages import quoted, read_file, unquoted
 from zipflm.model.language_model import LanguageModel
@@ -129,7 +129,7 @@ class TrainedModel:
             encoder, run.config.batches.unit, run.config.num_predicted
         )
         bands = run.config.output_bands
-        self.facts: WordFacts = WordFacts.of(
+        self.statistics: WordStatistics = WordStatistics.of(
             run.vocabulary, () if bands is None else bands.cutoffs, run.config.num_predicted
         )
 
@@ -177,7 +177,7 @@ class TrainedModel:
             ScoredText(
                 document.text,
                 nll_per_word(document.text, document.nll),
-                self.facts,
+                self.statistics,
                 self.engine.protocol(
                     document.text.ids, len(document.text.starts), skip=len(before)
                 ),
@@ -199,19 +199,9 @@ class TrainedModel:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Convert ids to text. Ids outside the vocabulary become `<unk>`."""
-        names, splitter = self.vocabulary.words, self.reader.encoder.splitter
-        text, pieces, joiner = "", [], splitter.joiner()
-        known = [id if 0 <= id < len(names) else UNKNOWN for id in ids]
-        for count, id in enumerate(known, start=1):
-            pieces.append(names[id])
-            if not self.reader.ends_word[id] and count < len(known):
-                continue
-            if pieces == [names[END]]:
-                text, joiner = text + "\n", splitter.joiner()
-            else:
-                text += joiner.add(join(pieces))
-            pieces = []
-        return text
+        detokenizer, size = Detokenizer(self.reader), len(self.vocabulary)
+        known = (id if 0 <= id < size else UNKNOWN for id in ids)
+        return "".join(map(detokenizer.add, known)) + detokenizer.finish()
 
     @torch.inference_mode()
     def embedding(self, word: str) -> Tensor:
@@ -312,7 +302,7 @@ class TrainedModel:
         if isinstance(prefixes, str):
             raise ValueError("prefixes: must be a list, not a string")
         ids = [self.reader.prefix(prefix) for prefix in prefixes]
-        hidden, mixture = self.engine.mixture_after(ids)
+        hidden, mixture = self.engine.hidden_after(ids)
         log_probs = self.model.output.log_probs(hidden)
         return require_no_nan(log_probs if mixture is None else mixture.log_probs(log_probs))
 
@@ -322,30 +312,30 @@ class TrainedModel:
         self,
         prompt: str = "",
         *,
-        max_words: int | None = None,
+        max_words: int = 50,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
-        num: int | None = None,
+        num: int = 1,
         lines: int = 1,
         stop: Sequence[str] = (),
         forbid_unknown: bool = True,
         max_new_tokens: int | None = None,
         num_return_sequences: int | None = None,
     ) -> list[Generation]:
-        """Generate `num` continuations of a prompt (default: 1).
+        """Generate `num` continuations of a prompt.
 
         Words are sampled at `temperature` (0: always the most likely word) from the `top_k` most
         likely words (0: all), restricted to those that make up `top_p` of the probability. `<unk>`
         is never generated, unless `forbid_unknown` is False. A text ends after `lines` line ends
-        (0: no limit), after `max_words` words including line ends (default: 50), or before a string
-        in `stop`. The same arguments and seed give the same texts. Log-probabilities are those of
-        the model, before temperature, top-k and top-p. `max_new_tokens` and `num_return_sequences`
-        are aliases of `max_words` and `num`.
+        (0: no limit), after `max_words` words including line ends, or before a string in `stop`.
+        The same arguments and seed give the same texts. Log-probabilities are those of the model,
+        before temperature, top-k and top-p. As in transformers, `max_new_tokens` and
+        `num_return_sequences` can be given instead of `max_words` and `num`.
         """
         sampling = SamplingOptions(
-            max_words=_with_alias("max_words", max_words, "max_new_tokens", max_new_tokens, 50),
+            max_words=max_words if max_new_tokens is None else max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -354,24 +344,15 @@ class TrainedModel:
             stop=stop,
             forbid_unknown=forbid_unknown,
         )
-        count = _with_alias("num", num, "num_return_sequences", num_return_sequences, 1)
+        count = num if num_return_sequences is None else num_return_sequences
         return TextGenerator(self.engine, self.reader, prompt, sampling, count).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[GeneratedWord]:
         """Yield the words of one continuation. Takes the options of `generate`, except `num`."""
-        words, alias = (options.pop(name, None) for name in ("max_words", "max_new_tokens"))
-        sampling = SamplingOptions(
-            max_words=_with_alias("max_words", words, "max_new_tokens", alias, 50), **options
-        )
+        if "max_new_tokens" in options:
+            options["max_words"] = options.pop("max_new_tokens")
+        sampling = SamplingOptions(**options)
         yield from TextGenerator(self.engine, self.reader, prompt, sampling, 1).words()
-
-
-def _with_alias(name: str, value: int | None, alias: str, other: int | None, default: int) -> int:
-    if value is not None and other is not None:
-        raise ValueError(f"{alias}={other}: an alias of {name}; use only one of them")
-    if value is not None:
-        return value
-    return default if other is None else other
 
 
 def _engine(

@@ -71,20 +71,14 @@ class Format:
         """Format an entry for a 1-best list."""
         return " ".join([entry.utterance, *entry.words])
 
-    def finish(self) -> None:
-        """Raise ValueError if a companion file has more lines than the list."""
-
 
 class Kaldi(Format):
     """Lines `utterance-N words`; scores are in companion files, `utterance-N number`."""
 
     def __init__(self, scores: Mapping[str, str], costs: Mapping[str, str]) -> None:
         """Companion files by score name; `costs` have the opposite sign."""
-        self._tables = {
-            name: _Companion(file, sign)
-            for files, sign in ((scores, 1.0), (costs, -1.0))
-            for name, file in files.items()
-        }
+        self._files = {name: (file, 1.0, numbered_lines(file)) for name, file in scores.items()}
+        self._files |= {name: (file, -1.0, numbered_lines(file)) for name, file in costs.items()}
 
     def entry(self, number: int, line: str) -> Entry:
         key, text = [*line.split(maxsplit=1), "", ""][:2]
@@ -93,44 +87,28 @@ class Kaldi(Format):
             raise ValueError(
                 f"{unquoted(key)} is not an utterance, a hyphen and a rank from 1 (utt7-1)"
             )
-        scores = {name: table.next(key) for name, table in self._tables.items()}
+        scores = {
+            name: sign * _next_score(file, lines, key)
+            for name, (file, sign, lines) in self._files.items()
+        }
         return Entry(ranked["utterance"], text.strip(), scores, number, key)
 
     def line(self, entry: Entry, new: Mapping[str, float]) -> str:
         # The format has no field for scores.
         return f"{entry.source} {entry.text}".rstrip()
 
-    def finish(self) -> None:
-        for table in self._tables.values():
-            table.finish()
 
-
-class _Companion:
-    """A file of one score per hypothesis, in the order of the list."""
-
-    def __init__(self, file: str, sign: float) -> None:
-        self._file, self._sign = file, sign
-        self._lines: Iterator[tuple[int, str]] = numbered_lines(file)
-
-    def next(self, key: str) -> float:
-        number, line = next(self._lines, (0, ""))
-        fields = line.split()
-        if number == 0:
-            raise ValueError(f"{shown(self._file)} has no more lines; it needs one per hypothesis")
-        where = f"{shown(self._file)}: line {number}"
-        if len(fields) != 2 or fields[0] != key:
-            raise ValueError(
-                f"{where} should be {unquoted(key)} and a number, not {quoted(line)}; both files "
-                "must have the same hypotheses in the same order (sort both)"
-            )
-        return self._sign * _number(where, fields[1])
-
-    def finish(self) -> None:
-        number, line = next(self._lines, (0, ""))
-        if number:
-            raise ValueError(
-                f"{shown(self._file)}: line {number}: {quoted(line)}: not a hypothesis of the list"
-            )
+def _next_score(file: str, lines: Iterator[tuple[int, str]], key: str) -> float:
+    number, line = next(lines, (0, ""))
+    if number == 0:
+        raise ValueError(f"{shown(file)} has no more lines; it needs one per hypothesis")
+    where, fields = f"{shown(file)}: line {number}", line.split()
+    if len(fields) != 2 or fields[0] != key:
+        raise ValueError(
+            f"{where} should be {unquoted(key)} and a number, not {quoted(line)}; both files must "
+            "have the same hypotheses in the same order (sort both)"
+        )
+    return _number(where, fields[1])
 
 
 class Moses(Format):
@@ -293,7 +271,11 @@ class NBest:
         files for Kaldi, by score name."""
         self.name: str = name
         self.encoding: str = check_encoding(encoding)
-        self.format_name: FormatName = _check_format(name, format)
+        format = format or _ending(name)
+        if format not in get_args(FormatName):
+            problem = f"--format {format}" if format else f"{shown(name)}: unknown --format"
+            raise ValueError(f"{problem}: choose from {', '.join(get_args(FormatName))}")
+        self.format_name: FormatName = format  # type: ignore[assignment]
         self.format: Format = _new_format(self.format_name, scores or {}, costs or {})
 
     def num_lines(self) -> int | None:
@@ -341,7 +323,6 @@ class NBest:
             except ValueError as error:
                 raise ValueError(f"{shown(self.name)}: line {number}: {error}") from None
             yield entry
-        self.format.finish()
 
 
 def read_references(
@@ -381,15 +362,6 @@ def _references(
             yield number, words[0], words[1:]
         else:
             raise ValueError(f"{shown(name)}: line {number}: empty; expected an id and words")
-
-
-def _check_format(name: str, format: str | None) -> FormatName:
-    found = format or _ending(name)
-    for known in get_args(FormatName):
-        if found == known:
-            return found  # type: ignore[return-value]
-    problem = f"--format {format}" if format else f"{shown(name)}: unknown --format"
-    raise ValueError(f"{problem}: choose from {', '.join(get_args(FormatName))}")
 
 
 def _ending(name: str) -> FormatName | None:

@@ -37,7 +37,7 @@ def most_likely_words(
     require_k(k, reader)
     if engine.unit == "bpe":
         return [_in_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes]
-    return _whole_words(engine, reader, *engine.mixture_after(prefixes), k) if prefixes else []
+    return _whole_words(engine, reader, *engine.hidden_after(prefixes), k) if prefixes else []
 
 
 def most_likely_words_at(
@@ -88,15 +88,15 @@ def _whole_words(
 
 
 def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
-    found: list[LikelyWord] = []
+    words: list[LikelyWord] = []
     for path, logprob in _paths(reader, pieces):
         word = join([reader.vocabulary.words[piece] for piece in path])
         # A word can be split into pieces in several ways, but only one was used in training.
         if path in ((END,), (UNKNOWN,)) or reader.is_encoding_of(word, path):
-            found.append(LikelyWord(word, logprob))
-            if len(found) == k:
+            words.append(LikelyWord(word, logprob))
+            if len(words) == k:
                 break
-    return found
+    return words
 
 
 def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...], float]]:

@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zipflm.config.checks import Checked
 from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
 from zipflm.evaluation.progress import report_progress
@@ -22,7 +23,7 @@ from zipflm.language.files import decode_line
 from zipflm.language.model import TrainedModel
 from zipflm.language.next_words import LikelyWord, most_likely_words_at, require_k
 from zipflm.language.score_table import RowFormat, header_line, rounded, row_line
-from zipflm.language.text import EncodedText, WordFacts, nll_per_word, scored_words
+from zipflm.language.text import EncodedText, Ids, WordStatistics, nll_per_word, scored_words
 from zipflm.units import NATS, perplexity
 
 Per = Literal["word", "line", "document", "total"]
@@ -32,7 +33,7 @@ Errors = Literal["strict", "replace"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions:
+class ScoreOptions(Checked):
     """Options of `zipflm score`."""
 
     per: Per = "word"
@@ -50,15 +51,7 @@ class ScoreOptions:
     encoding: str = UTF_8
 
     def __post_init__(self) -> None:
-        for option, choices in (
-            ("per", Per),
-            ("format", Format),
-            ("lines", Lines),
-            ("errors", Errors),
-        ):
-            value = getattr(self, option)
-            if value not in get_args(choices):
-                raise ValueError(f"--{option} {value}: choose from {', '.join(get_args(choices))}")
+        super().__post_init__()
         if self.log10 and (self.bits or self.format == "surprisal"):
             other = "--bits" if self.bits else "--format surprisal"
             raise ValueError(f"--log10: cannot be combined with {other}; use one of them")
@@ -85,11 +78,11 @@ def score_files(
     names = expand(patterns)
     if options.top:
         require_k(options.top, lm.reader, "top")
-    table = ScoreTable(options, lm.facts, names_files=len(names) > 1)
+    table = ScoreTable(options, lm.statistics, names_files=len(names) > 1)
     yield [table.header(_protocol(lm, options))]
     total = stored_size(names)
     for name in names:
-        for lines in _File(lm, name, options, total).scored():
+        for lines in _scored_file(lm, name, options, total):
             yield [row for line in lines for row in table.line(line)]
         yield [*table.end_of_document(shown(name))]
     yield [*table.end()]
@@ -113,65 +106,64 @@ def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
     return protocol if memories is None else protocol | {"memory": "+".join(memories.names)}
 
 
-class _File:
-    """Scores one file or standard input."""
-
-    def __init__(
-        self, lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
-    ) -> None:
-        """`total` is the size of all files in bytes, for progress bars."""
-        self._lm, self._name, self._options, self._total = lm, name, options, total
-        self._prefix = lm.reader.prefix(options.prefix)
-        self._is_subword = lm.engine.unit == "bpe"
-
-    def scored(self) -> Iterator[list[ScoredLine]]:
-        lm, prefix, groups = self._lm, self._prefix, self._groups()
-        if self._options.lines == "running":
-            lines = chain.from_iterable(groups)
-            scored = scored_lines(lm.engine, lines, prefix, lm.running_blocks)
-        else:
-            # Yield the scores of available lines before waiting for more input.
-            top = 0 if self._is_subword else self._options.top
-            scored = chain.from_iterable(
-                scored_documents(lm.engine, lines, prefix, top) for lines in groups
+def _scored_file(
+    lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
+) -> Iterator[list[ScoredLine]]:
+    """Score a file or standard input. `total` is the size of all files in bytes, for progress."""
+    prefix, groups = lm.reader.prefix(options.prefix), _encoded(lm, name, options, total)
+    if options.lines == "running":
+        lines = chain.from_iterable(groups)
+        scored = scored_lines(lm.engine, lines, prefix, lm.running_blocks)
+    else:
+        # Yield the scores of available lines before waiting for more input.
+        top = 0 if lm.engine.unit == "bpe" else options.top
+        scored = chain.from_iterable(
+            scored_documents(lm.engine, lines, prefix, top) for lines in groups
+        )
+    number = count(1)
+    for documents in scored:
+        yield [
+            ScoredLine(
+                shown(name),
+                next(number),
+                document.text,
+                nll_per_word(document.text, document.nll),
+                _top(lm, document, prefix, options.top) if options.top else None,
             )
-        number = count(1)
-        for documents in scored:
-            yield [self._line(next(number), document) for document in documents]
+            for document in documents
+        ]
 
-    def _groups(self) -> Iterator[Iterator[EncodedText]]:
-        """Yield the available lines in groups."""
-        options, first = self._options, 1
-        for lines, consumed in line_groups(
-            self._name, encoding=options.encoding, errors=options.errors
-        ):
-            yield self._encoded(first, lines, consumed)
-            first += len(lines)
 
-    def _encoded(self, first: int, lines: list[bytes], consumed: int) -> Iterator[EncodedText]:
-        """Encode lines. `first` is the number of the first line, `consumed` the size in bytes."""
-        for number, line in enumerate(lines, start=first):
-            yield self._lm.reader.line(self._text(number, line))
-        report_progress(consumed, self._total)
+def _encoded(
+    lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
+) -> Iterator[Iterator[EncodedText]]:
+    """Yield the available lines in groups."""
+    number = count(1)
 
-    def _text(self, number: int, line: bytes) -> str:
-        if self._options.errors == "replace":
+    def text(line: bytes) -> str:
+        if options.errors == "replace":
             return line.decode("utf-8", "replace").replace("\0", "\ufffd")
-        return decode_line(self._name, number, line, ", or use --errors replace")
+        return decode_line(name, next(number), line, ", or use --errors replace")
 
-    def _line(self, number: int, document: ScoredDocument) -> ScoredLine:
-        nll = nll_per_word(document.text, document.nll)
-        top = self._top(document) if self._options.top else None
-        return ScoredLine(shown(self._name), number, document.text, nll, top)
+    def encoded(lines: list[bytes], consumed: int) -> Iterator[EncodedText]:
+        for line in lines:
+            yield lm.reader.line(text(line))
+        report_progress(consumed, total)
 
-    def _top(self, document: ScoredDocument) -> list[list[LikelyWord]]:
-        """Return the most likely words at the position of each word."""
-        lm, text, skip, top = self._lm, document.text, len(self._prefix), self._options.top
-        if self._is_subword:
-            ids, positions = np.concatenate([self._prefix, text.ids]), skip + text.starts
-            return most_likely_words_at(lm.engine, lm.reader, ids, positions, top, skip)
-        words = lm.vocabulary.words
-        return [[LikelyWord(words[i], value) for i, value in likely] for likely in document.top]
+    for lines, consumed in line_groups(name, encoding=options.encoding, errors=options.errors):
+        yield encoded(lines, consumed)
+
+
+def _top(
+    lm: TrainedModel, document: ScoredDocument, prefix: Ids, top: int
+) -> list[list[LikelyWord]]:
+    """Return the most likely words at the position of each word."""
+    text, skip = document.text, len(prefix)
+    if lm.engine.unit == "bpe":
+        ids, positions = np.concatenate([prefix, text.ids]), skip + text.starts
+        return most_likely_words_at(lm.engine, lm.reader, ids, positions, top, skip)
+    words = lm.vocabulary.words
+    return [[LikelyWord(words[i], value) for i, value in likely] for likely in document.top]
 
 
 @dataclass(frozen=True)
@@ -203,9 +195,11 @@ class _Totals:
 class ScoreTable:
     """Formats scored lines as rows of text."""
 
-    def __init__(self, options: ScoreOptions, facts: WordFacts, *, names_files: bool) -> None:
+    def __init__(
+        self, options: ScoreOptions, statistics: WordStatistics, *, names_files: bool
+    ) -> None:
         """`names_files` adds a column with the file name."""
-        self._options, self._facts, self._names_files = options, facts, names_files
+        self._options, self._statistics, self._names_files = options, statistics, names_files
         self._document, self._all = _Totals(), _Totals()
         self._format: RowFormat = "jsonl" if options.format == "jsonl" else "tsv"
 
@@ -246,7 +240,7 @@ class ScoreTable:
             yield self._row({"lines": self._all.lines} | self._sums(self._all))
 
     def _words(self, line: ScoredLine) -> Iterator[str]:
-        for index, word in enumerate(scored_words(line.encoded, line.nll, self._facts)):
+        for index, word in enumerate(scored_words(line.encoded, line.nll, self._statistics)):
             if word.is_end and not self._options.ends:
                 continue
             row: dict[str, Any] = {"line": line.number, "position": index + 1, "word": word.word}

@@ -1,4 +1,4 @@
-"""Score files from `zipflm score --per word`, read and written in blocks of rows.
+"""Score files from `zipflm score --per word`.
 
 A file is a tab-separated table whose header ends with `# key=value ...`, or JSON lines, where the
 first line has `columns` and `protocol`.
@@ -7,9 +7,9 @@ first line has `columns` and `protocol`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
@@ -22,7 +22,6 @@ from zipflm.language.nbest import parse_object
 from zipflm.messages import quoted
 from zipflm.units import NATS
 
-_ROWS_PER_BLOCK = 16_384
 _MAX_LOGPROB = 1e-6
 """Slightly above 0, for rounding."""
 
@@ -30,11 +29,12 @@ RowFormat = Literal["tsv", "jsonl"]
 
 
 @dataclass(frozen=True)
-class ScoreRows:
-    """Consecutive rows of a file."""
+class ScoreFile:
+    """The contents of a file of scores. Row 0 is on line 2."""
 
-    first_line: int
-    """Line number of the first row in the file."""
+    name: str
+    format: RowFormat
+    protocol: dict[str, str]
     keys: list[tuple[int, int, str]]
     """Line and position in the text, and the word."""
     logprob: NDArray[np.float64]
@@ -42,65 +42,46 @@ class ScoreRows:
     unknown: NDArray[np.bool_]
 
 
-class ScoreFile:
-    """A file of scores. The header is read immediately. `blocks` reads the rows in one pass."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._lines = numbered_lines(name)
-        _, header = next(self._lines)
-        self.format: RowFormat = "jsonl" if header.startswith("{") else "tsv"
-        read_header = _object_header if self.format == "jsonl" else _table_header
-        self.columns: list[str]
-        self.protocol: dict[str, str]
-        try:
-            self.columns, self.protocol = read_header(header)
-        except ValueError as error:
-            raise ValueError(f"{shown(name)}: line 1: {error}") from None
-        self._score = next((unit for unit in NATS if unit in self.columns), "logprob")
-        for column in ("line", "position", "word", self._score):
-            if column not in self.columns:
-                raise ValueError(
-                    f"{shown(name)}: line 1: has no column {column}; use files from zipflm score "
-                    "--per word"
-                )
-
-    def blocks(self) -> Iterator[ScoreRows]:
-        """Yield all rows in blocks. Raises ValueError with the line number for an invalid row."""
-        empty = True
-        while lines := list(islice(self._lines, _ROWS_PER_BLOCK)):
-            empty = False
-            yield self._rows(lines)
-        if empty:
-            raise ValueError(f"{shown(self.name)}: has a header but no rows; score some text")
-
-    def _rows(self, lines: list[tuple[int, str]]) -> ScoreRows:
-        keys, values, unknown = [], [], []
-        for number, line in lines:
-            try:
-                row = self._row(line)
-                keys.append((int(row["line"]), int(row["position"]), str(row["word"])))
-                values.append(float(row[self._score]))
-                unknown.append(bool(int(row.get("unknown", 0))))
-            except (KeyError, TypeError, ValueError):
-                raise ValueError(
-                    f"{shown(self.name)}: line {number}: {quoted(line)} is not a row of "
-                    f"{', '.join(self.columns)}"
-                ) from None
-        logprob = np.array(values, dtype=np.float64) * NATS[self._score]
-        is_log = np.isfinite(logprob) & (logprob <= _MAX_LOGPROB)
-        if not is_log.all():
-            index = int(np.argmin(is_log))
+def read_scores(name: str) -> ScoreFile:
+    """Read a file of scores. Raises ValueError with the line number for an invalid row."""
+    lines = numbered_lines(name)
+    _, header = next(lines)
+    format: RowFormat = "jsonl" if header.startswith("{") else "tsv"
+    try:
+        columns, protocol = (_object_header if format == "jsonl" else _table_header)(header)
+    except ValueError as error:
+        raise ValueError(f"{shown(name)}: line 1: {error}") from None
+    unit = next((unit for unit in NATS if unit in columns), "logprob")
+    for column in ("line", "position", "word", unit):
+        if column not in columns:
             raise ValueError(
-                f"{shown(self.name)}: line {lines[index][0]}: {self._score} {values[index]:g} is "
-                "not the logarithm of a probability"
+                f"{shown(name)}: line 1: has no column {column}; use files from zipflm score "
+                "--per word"
             )
-        return ScoreRows(lines[0][0], keys, logprob, np.array(unknown, dtype=np.bool_))
+    keys, logprob, unknown = [], [], []
+    for number, line in lines:
+        try:
+            row = parse_object(line) if format == "jsonl" else _table_row(columns, line)
+            keys.append((int(row["line"]), int(row["position"]), str(row["word"])))
+            value = float(row[unit])
+            unknown.append(bool(int(row.get("unknown", 0))))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(
+                f"{shown(name)}: line {number}: {quoted(line)} is not a row of {', '.join(columns)}"
+            ) from None
+        logprob.append(value * NATS[unit])
+        if not -math.inf < logprob[-1] <= _MAX_LOGPROB:
+            raise ValueError(
+                f"{shown(name)}: line {number}: {unit} {value:g} is not the logarithm of a "
+                "probability"
+            )
+    if not keys:
+        raise ValueError(f"{shown(name)}: has a header but no rows; score some text")
+    return ScoreFile(name, format, protocol, keys, np.array(logprob), np.array(unknown))
 
-    def _row(self, line: str) -> Mapping[str, Any]:
-        if self.format == "jsonl":
-            return parse_object(line)
-        return dict(zip(self.columns, line.split("\t"), strict=True))
+
+def _table_row(columns: Sequence[str], line: str) -> dict[str, Any]:
+    return dict(zip(columns, line.split("\t"), strict=True))
 
 
 def _table_header(line: str) -> tuple[list[str], dict[str, str]]:
@@ -154,20 +135,16 @@ def rounded(value: float) -> float:
     return round(value, 6) + 0.0
 
 
-_COLUMNS = ("line", "position", "word", "logprob", "unknown")
-
-
-def write_header(file: Writable, format: RowFormat, protocol: Mapping[str, str]) -> None:
-    file.write(f"{header_line(format, _COLUMNS, protocol)}\n")
-
-
-def write_rows(
+def write_scores(
     file: Writable,
     format: RowFormat,
+    protocol: Mapping[str, str],
     keys: Sequence[tuple[int, int, str]],
     logprob: NDArray[np.float64],
     unknown: NDArray[np.bool_],
 ) -> None:
+    columns = ("line", "position", "word", "logprob", "unknown")
+    file.write(f"{header_line(format, columns, protocol)}\n")
     for key, score, is_unknown in zip(keys, logprob.tolist(), unknown.tolist(), strict=True):
         values = (*key, rounded(score), int(is_unknown))
-        file.write(f"{row_line(format, dict(zip(_COLUMNS, values, strict=True)))}\n")
+        file.write(f"{row_line(format, dict(zip(columns, values, strict=True)))}\n")

@@ -134,7 +134,10 @@ class TextReader:
     def _with_spans(self, lines: list[_Line], has_end: list[bool]) -> list[EncodedWord]:
         words: list[EncodedWord] = []
         for (start, line, end), is_ended in zip(lines, has_end, strict=True):
-            words += self._words(line, start)
+            words += [
+                EncodedWord(word, (start + low, start + high), ids)
+                for word, (low, high), ids in self.encoder.line(line)
+            ]
             if is_ended:
                 words.append(EncodedWord(SPECIALS[END], (start + len(line), end), (END,)))
         return self._join(words) if self._takes_pieces else words
@@ -152,15 +155,6 @@ class TextReader:
                 piece = EncodedWord(word, span, before.ids + piece.ids)
             words.append(piece)
             is_open = not self.ends_word[piece.ids[-1]]
-        return words
-
-    def _words(self, line: str, offset: int) -> list[EncodedWord]:
-        words = self.encoder.line(line)
-        if offset:
-            words = [
-                EncodedWord(word, (offset + start, offset + end), ids)
-                for word, (start, end), ids in words
-            ]
         return words
 
 
@@ -211,7 +205,7 @@ class ScoredWord:
 
 
 @dataclass(frozen=True)
-class WordFacts:
+class WordStatistics:
     """Band and count of every id."""
 
     bands: NDArray[np.int64]
@@ -220,7 +214,7 @@ class WordFacts:
     @classmethod
     def of(
         cls, vocabulary: Vocabulary, cutoffs: tuple[int, ...], num_predicted: int | None = None
-    ) -> WordFacts:
+    ) -> WordStatistics:
         """`cutoffs` are the first ids of the output layer's tails."""
         ids = predicted_ids(np.arange(len(vocabulary)), num_predicted or len(vocabulary))
         return cls(np.searchsorted(cutoffs, ids, side="right"), np.asarray(vocabulary.counts))
@@ -233,7 +227,7 @@ class ScoredText:
     encoded: EncodedText
     nll: NDArray[np.float64]
     """-log p of every word, in nats."""
-    facts: WordFacts
+    statistics: WordStatistics
     protocol: ScoringProtocol
 
     @property
@@ -257,7 +251,7 @@ class ScoredText:
 
     @cached_property
     def words(self) -> tuple[ScoredWord, ...]:
-        return tuple(scored_words(self.encoded, self.nll, self.facts))
+        return tuple(scored_words(self.encoded, self.nll, self.statistics))
 
     def to_frame(self) -> Any:
         """Convert to a pandas DataFrame with a row per word.
@@ -284,15 +278,15 @@ class ScoredText:
 
 
 def scored_words(
-    encoded: EncodedText, nll: NDArray[np.float64], facts: WordFacts
+    encoded: EncodedText, nll: NDArray[np.float64], statistics: WordStatistics
 ) -> Iterator[ScoredWord]:
     """Yield the words of a text with their scores. `nll` is per word."""
-    ids = np.where(encoded.ids < len(facts.counts), encoded.ids, UNKNOWN)
+    ids = np.where(encoded.ids < len(statistics.counts), encoded.ids, UNKNOWN)
     columns = zip(
         encoded.words,
         (-nll).tolist(),
-        np.maximum.reduceat(facts.bands[ids], encoded.starts).tolist(),
-        np.minimum.reduceat(facts.counts[ids], encoded.starts).tolist(),
+        np.maximum.reduceat(statistics.bands[ids], encoded.starts).tolist(),
+        np.minimum.reduceat(statistics.counts[ids], encoded.starts).tolist(),
         encoded.is_unknown.tolist(),
         (encoded.ids[encoded.starts] == END).tolist(),
         encoded.spans,

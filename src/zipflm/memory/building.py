@@ -25,14 +25,14 @@ from zipflm.evaluation.scoring import predicting, scored_positions
 from zipflm.memory.mixing import unit_vectors
 from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
 from zipflm.memory.store import (
-    FACTS_FILE,
     FORMAT,
     INDEX_FILE,
+    INFO_FILE,
     KEYS_FILE,
     VALUES_FILE,
     KeyType,
     Plan,
-    StoreFacts,
+    StoreInfo,
 )
 from zipflm.model.precision import autocast
 from zipflm.runs.load import LoadedRun
@@ -63,7 +63,7 @@ def build(
     index: bool | None = None,
     options: ScoringOptions | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> StoreFacts:
+) -> StoreInfo:
     """Build a store from the first `max_keys` tokens of a split, or continue a killed build.
 
     By default, stores of 2 million keys or more get an index if faiss is installed. The text is cut
@@ -113,7 +113,7 @@ def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
 
 def _start(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
     """Start or continue a build; return the number of keys on disk."""
-    if (out / FACTS_FILE).exists():
+    if (out / INFO_FILE).exists():
         raise FileExistsError(f"{out}: already a finished store; choose another folder")
     if not (out / _PROGRESS_FILE).is_file():
         if any(path.name != ".lock" for path in out.iterdir()):
@@ -193,7 +193,7 @@ def _write(
             saved = time.monotonic()
 
 
-def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None]) -> StoreFacts:
+def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None]) -> StoreInfo:
     names, index_recall = [KEYS_FILE, VALUES_FILE], None
     if index or (index is None and plan.keys >= INDEXED_FROM):
         try:
@@ -203,10 +203,10 @@ def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None
         except ValueError as error:  # faiss is not installed
             say(f"no index: searching on a CPU will compare all {plan.keys:,} keys; {error}")
     sums = {name: file_hash(out / name) for name in names}
-    facts = StoreFacts(format=FORMAT, plan=plan, sha256=sums, recall=index_recall)
-    write_record(out / FACTS_FILE, facts)
+    info = StoreInfo(format=FORMAT, plan=plan, sha256=sums, recall=index_recall)
+    write_record(out / INFO_FILE, info)
     (out / _PROGRESS_FILE).unlink()
-    return facts
+    return info
 
 
 def _build_index(out: Path, plan: Plan) -> float:

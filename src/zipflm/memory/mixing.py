@@ -152,9 +152,9 @@ class MemoryStream:
     def __init__(self, memories: Sequence[Cache | Neighbours]) -> None:
         self.memories = memories
         self._streams = [memory.stream() for memory in memories]
-        self._line = np.zeros(0, dtype=np.int64)
         self._is_start: list[NDArray[np.bool_]] = []
-        self._is_next_start = np.zeros(len(memories), dtype=np.bool_)
+        self._last_lines = np.zeros(0, dtype=np.int64)
+        """The last complete line and the current one, to find the start of the next document."""
 
     def set_tokens(
         self, ids: NDArray[Any], starts: Ids | None = None, seen: int = 0
@@ -163,20 +163,17 @@ class MemoryStream:
 
         Documents start at the indices `starts`; by default the text continues.
         """
-        ids = np.asarray(ids)
-        line = len(self._line)
-        joined = np.concatenate([self._line, ids[seen:]]) if line else ids[seen:]
+        before = len(self._last_lines)
+        joined = np.concatenate([self._last_lines, np.asarray(ids)[seen:]])
         padding = np.zeros(seen, dtype=np.bool_)
-        # One extra token, to determine whether the next one starts a document.
-        marks = [memory.document_starts(np.append(joined, 0))[line:] for memory in self.memories]
-        for is_start, is_next_start in zip(marks, self._is_next_start, strict=True):
-            is_start[0] |= is_next_start
-        self._is_next_start = np.array([is_start[-1] for is_start in marks])
-        self._is_start = [np.append(padding, is_start[:-1]) for is_start in marks]
+        self._is_start = [
+            np.append(padding, memory.document_starts(joined)[before:]) for memory in self.memories
+        ]
         if starts is not None:
             for is_start in self._is_start:
                 is_start[starts] = True
-        self._line = joined[_last_line_start(joined) :].astype(np.int64)
+        ends = np.flatnonzero(joined == END)
+        self._last_lines = joined[ends[-2] + 1 if len(ends) > 1 else 0 :]
         return self
 
     def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture:

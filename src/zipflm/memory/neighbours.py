@@ -61,7 +61,7 @@ class Neighbours:
         self.settings: NeighbourSettings = settings
         self.store: Store = store
         self._words = torch.from_numpy(store.words.astype(np.int64)).to(device)
-        has_index = INDEX_FILE in store.facts.sha256 and settings.search == "auto"
+        has_index = INDEX_FILE in store.info.sha256 and settings.search == "auto"
         self._index = load_index(store) if has_index and device == "cpu" else None
         self._keys = _on_device(store, device)
 
@@ -111,12 +111,14 @@ def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tens
     for first, block_SD in _blocks(keys, size, queries_ND.device):
         for index, part_ND in enumerate(parts):
             cosines_NK, rows_NK = _top(_cosines(part_ND, block_SD), min(k, len(block_SD)))
-            found, before = (cosines_NK, rows_NK + first), best[index]
+            nearest, before = (cosines_NK, rows_NK + first), best[index]
             if before is not None:
-                both_N2, rows_N2 = (torch.cat(pair, 1) for pair in zip(before, found, strict=True))
+                both_N2, rows_N2 = (
+                    torch.cat(pair, 1) for pair in zip(before, nearest, strict=True)
+                )
                 cosines_NK, order_NK = both_N2.topk(min(k, both_N2.shape[1]), dim=1)
-                found = cosines_NK, rows_N2.gather(1, order_NK)
-            best[index] = found
+                nearest = cosines_NK, rows_N2.gather(1, order_NK)
+            best[index] = nearest
     cosines, rows = zip(*filter(None, best), strict=True)
     return torch.cat(cosines), torch.cat(rows)
 
@@ -136,8 +138,8 @@ def _top(cosines_NS: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Compute `topk` in two stages: the k largest lie in the k groups with the largest maxima."""
     rows, width = cosines_NS.shape
     if width % _GROUP or width < 4 * _GROUP * k:
-        found = cosines_NS.topk(k, dim=1)
-        return found.values, found.indices
+        values_NK, rows_NK = cosines_NS.topk(k, dim=1)
+        return values_NK, rows_NK
     groups_NGE = cosines_NS.view(rows, -1, _GROUP)
     chosen_NK1 = groups_NGE.amax(2).topk(k, dim=1).indices.unsqueeze(2)
     candidates = groups_NGE.gather(1, chosen_NK1.expand(-1, -1, _GROUP)).flatten(1)

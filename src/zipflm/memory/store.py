@@ -22,7 +22,7 @@ from zipflm.settings import read_record
 from zipflm.storage import Verified
 
 FORMAT = 1
-FACTS_FILE = "memory.json"
+INFO_FILE = "memory.json"
 KEYS_FILE = "keys.bin"
 VALUES_FILE = "values.bin"
 INDEX_FILE = "index.faiss"
@@ -57,7 +57,7 @@ class Plan(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreFacts:
+class StoreInfo:
     """Contents of `memory.json`."""
 
     format: int
@@ -71,11 +71,11 @@ class StoreFacts:
 class Store:
     """A finished store. Keys and words are memory-mapped."""
 
-    def __init__(self, path: Path, facts: StoreFacts) -> None:
-        self.path, self.facts, self.plan = path, facts, facts.plan
+    def __init__(self, path: Path, info: StoreInfo) -> None:
+        self.path, self.info, self.plan = path, info, info.plan
         shape = (self.plan.keys, self.plan.dim)
-        self.keys: NDArray[Any] = _mapped(path / KEYS_FILE, np.dtype(self.plan.dtype), shape)
-        self.words: NDArray[Any] = _mapped(path / VALUES_FILE, np.dtype(np.int32), shape[:1])
+        self.keys: NDArray[Any] = np.memmap(path / KEYS_FILE, self.plan.dtype, "r", shape=shape)
+        self.words: NDArray[Any] = np.memmap(path / VALUES_FILE, np.int32, "r", shape=shape[:1])
 
     def __len__(self) -> int:
         return self.plan.keys
@@ -84,44 +84,33 @@ class Store:
     def open(cls, path: str | PathLike[str], weights: str) -> Store:
         """Open a store. Raises ValueError if it is damaged or was built with other weights."""
         path = Path(path)
-        if not (path / FACTS_FILE).is_file():
+        if not (path / INFO_FILE).is_file():
             if (path / KEYS_FILE).exists():
                 raise ValueError(f"{path}: unfinished; run the same zipflm memory build again")
             raise ValueError(
-                f"memory={path}: not a store (no {FACTS_FILE}); build one with zipflm memory "
+                f"memory={path}: not a store (no {INFO_FILE}); build one with zipflm memory "
                 "build, or use cache:2000"
             )
-        facts = read_record(StoreFacts, path / FACTS_FILE)
-        if facts.format != FORMAT:
-            raise ValueError(f"{path}: format {facts.format} is not supported, only {FORMAT}")
-        if facts.plan.weights != weights:
+        info = read_record(StoreInfo, path / INFO_FILE)
+        if info.format != FORMAT:
+            raise ValueError(f"{path}: format {info.format} is not supported, only {FORMAT}")
+        if info.plan.weights != weights:
             raise ValueError(
-                f"{path}: built with other weights ({facts.plan.checkpoint} of {facts.plan.run}); "
+                f"{path}: built with other weights ({info.plan.checkpoint} of {info.plan.run}); "
                 "build a store for this checkpoint"
             )
-        store, verified = cls(path, facts), Verified(path)
-        for name in facts.sha256:
+        verified = Verified(path)
+        for name in info.sha256:
             try:
-                verified.require_unchanged(name, facts.sha256)
+                verified.require_unchanged(name, info.sha256)
             except ValueError:
                 raise ValueError(
-                    f"{path / name}: missing or damaged (does not match {FACTS_FILE}); build the "
+                    f"{path / name}: missing or damaged (does not match {INFO_FILE}); build the "
                     "store again"
                 ) from None
-        return store
+        return cls(path, info)
 
     def context(self, row: int, size: int) -> tuple[list[int], int]:
         """Return up to `size` tokens before the token of a row, and that token."""
         ids: list[int] = self.words[max(row - size, 0) : row].tolist()
         return ids, int(self.words[row])
-
-
-def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    expected = dtype.itemsize * int(np.prod(shape))
-    found = path.stat().st_size if path.is_file() else 0
-    if found != expected:
-        raise ValueError(
-            f"{path}: {found} bytes, but {FACTS_FILE} says {expected}: truncated or damaged; "
-            "build the store again"
-        )
-    return np.memmap(path, dtype, "r", shape=shape)

@@ -115,8 +115,12 @@ class Service:
         self._encoder_thread = ThreadPoolExecutor(1, "encoding")
         for name, help_text, value in (
             ("zipflm_requests_waiting", "Requests in the queue.", lambda: worker.num_waiting),
-            ("zipflm_requests_unanswered", "Requests in progress.", lambda: worker.num_active),
-            ("zipflm_texts_generating", "Texts being generated.", lambda: worker.num_generating),
+            ("zipflm_requests_in_progress", "Requests in progress.", lambda: worker.num_active),
+            (
+                "zipflm_generations_in_progress",
+                "Texts being generated.",
+                lambda: worker.num_generating,
+            ),
         ):
             metrics.gauge(name, help_text, value)
 
@@ -227,7 +231,7 @@ class Service:
         """Return the token ids of a text."""
         model = self._model(request.model)
         ids = await self._encode(lambda: tokenize(model, request.prompt))
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.limits.max_words}
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.limits.max_text_tokens}
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, str]:
         """Return the text of token ids."""

@@ -35,8 +35,8 @@ class Metrics:
         self.tokens = Counter(
             "zipflm_tokens", "Tokens scored and generated.", ["kind"], registry=registry
         )
-        self.clients_left = Counter(
-            "zipflm_clients_left",
+        self.disconnects = Counter(
+            "zipflm_client_disconnects",
             "Clients that disconnected early.",
             registry=registry,
         )

@@ -94,7 +94,7 @@ class Middleware:
         try:
             await self._handle(scope, receive, sender)
         except ClientDisconnect:
-            self._metrics.clients_left.inc()
+            self._metrics.disconnects.inc()
         except Exception as error:
             if not sender.is_complete:
                 raise

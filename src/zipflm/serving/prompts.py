@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
-from zipflm.language.decoding import Detokenizer, last_line
+from zipflm.language.detokenizer import Detokenizer, last_line
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
@@ -47,16 +47,13 @@ class Prompt:
 
 
 def encode(
-    model: ServedModel, param: str, text: str, limits: Limits, ends: bool = False
+    model: ServedModel, param: str, text: str, limits: Limits | None, ends: bool = False
 ) -> EncodedText:
-    if len(text) > limits.max_characters:  # much faster than tokenizing
+    """Encode a text. `limits=None` allows any length."""
+    if limits is not None and len(text) > limits.max_characters:  # much faster than tokenizing
         raise _too_long(param, f"{len(text)} characters", limits.max_characters)
     if not text:
         raise bad_request(param, f"{param}: empty; give at least one word", "empty")
-    return _encode_any_length(model, param, text, ends)
-
-
-def _encode_any_length(model: ServedModel, param: str, text: str, ends: bool) -> EncodedText:
     try:
         return model.reader.text(text, ends=ends)
     except ValueError as error:
@@ -64,12 +61,12 @@ def _encode_any_length(model: ServedModel, param: str, text: str, ends: bool) ->
 
 
 def require_length(param: str, num_tokens: int, limits: Limits) -> None:
-    if num_tokens > limits.max_words:
-        raise _too_long(param, f"{num_tokens} tokens", limits.max_words)
+    if num_tokens > limits.max_text_tokens:
+        raise _too_long(param, f"{num_tokens} tokens", limits.max_text_tokens)
 
 
 def _too_long(param: str, size: str, limit: int) -> APIError:
-    message = f"{param}: {size}; the maximum is {limit} (--max-words)"
+    message = f"{param}: {size}; the maximum is {limit} (--max-text-tokens)"
     return bad_request(param, message, "context_length_exceeded")
 
 
@@ -97,25 +94,18 @@ def require_ids(param: str, ids: Sequence[int], model: ServedModel, limits: Limi
 
 def tokenize(model: ServedModel, text: str) -> list[int]:
     """Return the ids of a text of any length."""
-    start = _start_length(text)
-    rest = (
-        _encode_any_length(model, "prompt", text[start:], False).ids.tolist()
-        if text[start:]
-        else []
-    )
-    size = len(model.reader.vocabulary)
-    known = [token if token < size else UNKNOWN for token in rest]
-    return [END, *known] if start else known
+    tokens = _prompt_from_text(model, text, None).tokens
+    ids: list[int] = np.where(tokens < len(model.reader.vocabulary), tokens, UNKNOWN).tolist()
+    return ids
 
 
 def detokenize(reader: TextReader, ids: list[int]) -> str:
     """Return the text of ids, the inverse of `tokenize` where possible."""
-    has_start = ids[:1] == [END]
-    text, _, _ = _decode(reader, ids[1:] if has_start else ids)
-    return " ".join([_START, text] if text else [_START]) if has_start else text
+    prompt = _prompt_from_ids(reader, ids)
+    return f"{_START} {prompt.text}".rstrip(" ") if prompt.has_start else prompt.text
 
 
-def _prompt_from_text(model: ServedModel, text: str, limits: Limits) -> Prompt:
+def _prompt_from_text(model: ServedModel, text: str, limits: Limits | None) -> Prompt:
     start = _start_length(text)
     tokens: Ids = np.zeros(0, dtype=np.int64)
     offsets: list[int] = []
@@ -149,28 +139,10 @@ def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
 
 def _prompt_from_ids(reader: TextReader, ids: list[int]) -> Prompt:
     has_start = ids[:1] == [END]
-    text, offsets, is_within_word = _decode(reader, ids[1:] if has_start else ids)
-    if has_start:
-        offsets = [0, *offsets]
-    tokens = np.array(ids, dtype=np.int64)
-    return Prompt(text, tokens, has_start, offsets, _last_line(reader, ids), is_within_word)
-
-
-def _decode(reader: TextReader, ids: list[int]) -> tuple[str, list[int], bool]:
-    """Return the text of ids, the offset of each id, and whether the text ends within a word."""
     detokenizer = Detokenizer(reader)
-    text = "".join([detokenizer.add(token) for token in ids])
+    text = "".join(map(detokenizer.add, ids[1:] if has_start else ids))
     is_within_word = detokenizer.is_within_word
     text += detokenizer.finish()
-    return text, detokenizer.offsets, is_within_word
-
-
-def _last_line(reader: TextReader, ids: list[int]) -> list[str]:
-    last_end = max((i for i, token in enumerate(ids) if token == END), default=-1)
-    words, pieces = [], ""
-    for token in ids[last_end + 1 :]:
-        pieces += reader.vocabulary.words[token].removesuffix(CONTINUES)
-        if reader.ends_word[token]:
-            words.append(pieces)
-            pieces = ""
-    return [*words, pieces] if pieces else words
+    offsets = [0, *detokenizer.offsets] if has_start else detokenizer.offsets
+    tokens = np.array(ids, dtype=np.int64)
+    return Prompt(text, tokens, has_start, offsets, detokenizer.line, is_within_word)

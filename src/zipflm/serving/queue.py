@@ -17,9 +17,9 @@ _T = TypeVar("_T")
 class Limits:
     """Limits of requests and batches."""
 
-    max_batch_words: int = 8192
+    max_batch_tokens: int = 8192
     """Tokens per batch, including padding. A longer text gets its own batch."""
-    max_words: int = 4096
+    max_text_tokens: int = 4096
     """Tokens per text, including the tokens to generate."""
     max_waiting: int = 256
     """Maximum number of requests in the queue."""
@@ -27,12 +27,12 @@ class Limits:
     @property
     def max_characters(self) -> int:
         """Maximum length of a text, checked before it is tokenized."""
-        return 1_000 + 16 * self.max_words
+        return 1_000 + 16 * self.max_text_tokens
 
     @property
     def max_body(self) -> int:
         """Maximum size of a request body in bytes."""
-        return 65_536 + 64 * self.max_words
+        return 65_536 + 64 * self.max_text_tokens
 
 
 class Job(Generic[_T]):

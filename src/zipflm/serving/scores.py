@@ -104,7 +104,7 @@ class Scoring:
                 is_end=word.is_end,
                 span=None if word.is_end else word.span,
             )
-            for word in scored_words(encoded, nll, self.model.lm.facts)
+            for word in scored_words(encoded, nll, self.model.lm.statistics)
         ]
         for nth, position in enumerate(self._positions[index].tolist()):
             if self._top:

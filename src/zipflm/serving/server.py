@@ -135,17 +135,9 @@ class Server(uvicorn.Server):
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """Bind the socket. Call this before loading models, which can take a while."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except BaseException:
-            listener.close()
-            raise
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"--host {host} --port {port}: {reason}; choose another") from None
-    return listener

@@ -75,7 +75,7 @@ class Worker:
         self._metrics = metrics
         self._models = {model.name: model for model in models}
         self._engines = {
-            model.name: replace(model.engine, batch_tokens=limits.max_batch_words)
+            model.name: replace(model.engine, batch_tokens=limits.max_batch_tokens)
             for model in models
         }
         self._loop = asyncio.get_running_loop()
@@ -233,7 +233,7 @@ class Worker:
                 others.append(task)
                 continue
             tokens += len(task.document.ids)
-            if batch and tokens > self.limits.max_batch_words:
+            if batch and tokens > self.limits.max_batch_tokens:
                 self._scores.appendleft(task)
                 break
             batch.append(task)

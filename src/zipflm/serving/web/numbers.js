@@ -9,7 +9,7 @@ const signed = (x, digits) => {
   return Number(text) === 0 ? text : (x < 0 ? "\u2212" : "+") + text;
 };
 
-/* Two significant digits, or three above 10 %. */
+/* Two significant digits, or three above 10%. */
 function percent(p) {
   const share = 100 * p;
   if (share >= 99.95) return share === 100 ? "100%" : ">99.9%";
