@@ -228,7 +228,7 @@ def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
     indices[is_id] = numbers + 1
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
     counts = np.bincount(indices, minlength=len(distinct) + 1)
-    return ScannedChunk(words, counts, indices, len(indices))
+    return ScannedChunk(words, counts, indices)
 
 
 def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

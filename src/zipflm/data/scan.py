@@ -53,8 +53,6 @@ class ScannedChunk:
     counts: NDArray[np.int64]
     indices: NDArray[Any]
     """The chunk as indices into `words`, in the smallest integer type."""
-    num_unsplit: int
-    """Number of tokens between white space, plus line ends."""
 
 
 Task = Callable[[Chunk], ScannedChunk]
@@ -71,8 +69,6 @@ class Scan:
         self._index: defaultdict[str, int] = _numbering(LINE_END)
         self._counts = np.zeros(1, dtype=np.int64)
         self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
-        self.num_unsplit: int = 0
-        """Tokens and line ends before a rule splits further, as in published corpus sizes."""
 
     def add(self, chunk: ScannedChunk) -> None:
         """Append a chunk and number its words across the split."""
@@ -84,7 +80,6 @@ class Scan:
             missing = 2 * len(self._index) - len(self._counts)
             self._counts = np.append(self._counts, np.zeros(missing, dtype=np.int64))
         self._counts[numbers] += chunk.counts
-        self.num_unsplit += chunk.num_unsplit
         with open(self._spool, "ab") as file:
             file.write(numbers.data)
             file.write(chunk.indices.data)
@@ -155,12 +150,11 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
         # Rare: non-ASCII white space, which bytes.split() does not split at.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
-    num_unsplit = len(numbers)
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
     counts = np.bincount(numbers)
     indices = numbers.astype(np.min_scalar_type(len(counts)))
-    return ScannedChunk(joined, counts, indices, num_unsplit)
+    return ScannedChunk(joined, counts, indices)
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
