@@ -18,7 +18,6 @@ from zipflm import storage
 from zipflm.storage import (
     DiskFull,
     InUse,
-    Verified,
     atomic_write,
     atomic_write_text,
     clear_abandoned,
@@ -30,6 +29,7 @@ from zipflm.storage import (
     require_unchanged,
     seal,
     sole_writer,
+    verify_once,
 )
 
 
@@ -456,12 +456,6 @@ def hashed(monkeypatch):
     return names
 
 
-@pytest.fixture
-def later(monkeypatch):
-    """Pretend that all files were written long ago."""
-    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 60)
-
-
 def test_seal_uses_known_checksums(folder, hashed):
     (folder / "inner").mkdir()
     (folder / ".verified.json").touch()
@@ -488,25 +482,17 @@ def test_require_unchanged(folder):
 
 
 def verify(folder):
-    """Verify as a new process would."""
-    Verified(folder).require_unchanged(NAME, read_checksums(folder, [NAME]))
+    verify_once(folder, NAME, read_checksums(folder, [NAME]))
 
 
-def test_unchanged_file_is_hashed_once(folder, hashed, later):
+def test_unchanged_file_is_hashed_once(folder, hashed):
     for _ in range(3):
         verify(folder)
     assert hashed == [NAME]
 
 
-def test_recent_file_is_hashed_again(folder, hashed):
-    # Another change within the resolution of the file system's clock would not be visible.
-    verify(folder)
-    verify(folder)
-    assert hashed == [NAME, NAME] and not (folder / ".verified.json").exists()
-
-
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_detects_changes_with_same_time_and_size(folder, later, is_replaced):
+def test_detects_changes_with_same_time_and_size(folder, is_replaced):
     verify(folder)
     path, before = folder / NAME, (folder / NAME).stat()
     time.sleep(0.02)  # more than the resolution of the file system's clock
@@ -521,24 +507,7 @@ def test_detects_changes_with_same_time_and_size(folder, later, is_replaced):
             verify(folder)
 
 
-def test_file_changed_while_hashing_is_not_recorded(folder, later, monkeypatch):
-    # The change may be in a part that has already been read.
-    file_hash = storage.file_hash
-
-    def hash_then_change(path):
-        found = file_hash(path)
-        time.sleep(0.02)
-        flip(path)
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(storage, "file_hash", hash_then_change)
-        verify(folder)
-    with pytest.raises(ValueError, match="damaged"):
-        verify(folder)
-
-
-def test_damaged_record_is_ignored(folder, hashed, later):
+def test_damaged_record_is_ignored(folder, hashed):
     verify(folder)
     (folder / ".verified.json").write_bytes(b"[]")
     verify(folder)
@@ -546,7 +515,7 @@ def test_damaged_record_is_ignored(folder, hashed, later):
     assert json.loads((folder / ".verified.json").read_text()).keys() == {NAME}
 
 
-def test_read_only_folder_is_hashed_again(folder, hashed, later, monkeypatch):
+def test_read_only_folder_is_hashed_again(folder, hashed, monkeypatch):
     def fail(path, text):
         raise PermissionError("read-only")
 

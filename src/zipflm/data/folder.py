@@ -18,7 +18,13 @@ from zipflm.data.token_file import TokenFile
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.messages import quoted
 from zipflm.settings import from_dict, load_object
-from zipflm.storage import CHECKSUMS, Verified, clear_abandoned, read_checksums, require_unchanged
+from zipflm.storage import (
+    CHECKSUMS,
+    clear_abandoned,
+    read_checksums,
+    require_unchanged,
+    verify_once,
+)
 
 FORMAT = 3
 FACTS_FILE = "data.json"
@@ -217,11 +223,10 @@ class DataFolder:
         A file that has not changed since the last comparison is not read again. Raises ValueError
         if a file differs.
         """
-        verified = Verified(self.path)
         for split in splits or self.splits:
             facts = self.split(split)
             try:
-                verified.require_unchanged(facts.file, {facts.file: facts.sha256})
+                verify_once(self.path, facts.file, {facts.file: facts.sha256})
             except ValueError as error:
                 raise ValueError(f"{error}; prepare the data again") from None
 

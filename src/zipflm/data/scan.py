@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.splitting import Splitter
-from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, decompressor, encoding_hint
+from zipflm.data.text import CHUNK_BYTES, ENCODING_HINT, UTF_8, Chunk, chunks
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
@@ -215,7 +215,7 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
     A NUL byte raises ValueError. `errors="replace"` replaces NUL and invalid UTF-8 with U+FFFD.
     """
     if (nul := data.find(0)) >= 0 and errors == "strict":
-        raise _invalid_bytes(chunk, data, nul, "a NUL byte")
+        raise _invalid_bytes(chunk, nul, "a NUL byte")
     if errors == "replace":
         data = data.decode("utf-8", "replace").replace(LINE_END, "\ufffd").encode()
     if chunk.start == 0:
@@ -226,20 +226,17 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
 
 
 def _invalid_utf8(chunk: Chunk) -> ValueError:
-    data = chunk.read()
     try:
-        data.decode("utf-8")
+        chunk.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        return _invalid_bytes(chunk, data, error.start, "not UTF-8")
+        return _invalid_bytes(chunk, error.start, "not UTF-8")
     raise AssertionError("words are invalid in a valid text")
 
 
-def _invalid_bytes(chunk: Chunk, data: bytes, position: int, problem: str) -> ValueError:
-    if chunk.start == 0 and (program := decompressor(data)):
-        return ValueError(f"{chunk.source}: looks compressed; decompress it first with {program}")
+def _invalid_bytes(chunk: Chunk, position: int, problem: str) -> ValueError:
     return ValueError(
-        f"{chunk.source}: {problem} at byte {chunk.start + position}; {encoding_hint(data)}, fix "
-        "the text, or set errors to replace"
+        f"{chunk.source}: {problem} at byte {chunk.start + position}; {ENCODING_HINT}, fix the "
+        "text, or set errors to replace"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from zipflm.config import Rule, Splitting
@@ -79,9 +80,10 @@ class Joiner:
         return bool(_NO_SPACES_BETWEEN.match(word) and _NO_SPACES_BETWEEN.match(last))
 
 
-# Cache limit in characters of distinct tokens. Tokens are not counted, because in languages without
-# spaces a token is as long as a line.
-_MAX_CACHED_CHARS = 1 << 20
+_MAX_CACHED = 1 << 15
+"""Number of cached tokens."""
+_MAX_CACHED_CHARS = 100
+"""Longer tokens are not cached: in languages without spaces, a token is as long as a line."""
 
 # A longer token is split into segments of this many characters, because some patterns take
 # quadratic time.
@@ -110,8 +112,7 @@ class Splitter:
     def __init__(self, splitting: Splitting) -> None:
         self.splitting = splitting
         self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
-        self._cache: dict[str, tuple[Piece, ...]] = {}
-        self._cached_chars = 0
+        self._cached = lru_cache(_MAX_CACHED)(self._split)
 
     def words(self, line: str) -> list[Piece]:
         """Return the words of a line with their spans. The text between them is white space."""
@@ -124,14 +125,7 @@ class Splitter:
 
     def token(self, token: str) -> tuple[Piece, ...]:
         """Return the words of a token without white space."""
-        pieces = self._cache.get(token)
-        if pieces is None:
-            if self._cached_chars + len(token) > _MAX_CACHED_CHARS:
-                self._cache.clear()
-                self._cached_chars = 0
-            self._cached_chars += len(token)
-            pieces = self._cache[token] = self._split(token)
-        return pieces
+        return (self._cached if len(token) <= _MAX_CACHED_CHARS else self._split)(token)
 
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
         """Yield the words of each token, without spans."""

@@ -33,6 +33,8 @@ MAX_LINE_BYTES = 1 << 24
 
 STDIN = "-"
 UTF_8 = "utf-8"
+ENCODING_HINT = "decompress it, set encoding (latin-1, cp1252, utf-16, ...)"
+"""Remedies for a file that is not UTF-8 text."""
 _STORED_BYTES = 1 << 12
 """Bytes of a .zst file to decompress per step. Four bytes can expand to 128 KiB, so this limits the
 memory that a malicious file can use."""
@@ -140,13 +142,8 @@ def _folder(name: str) -> IsADirectoryError:
 
 
 def identity(name: str) -> str:
-    """Return a canonical name, which is equal for two names of the same file."""
-    if is_url(name):
-        with _remote(name) as (files, path):
-            if "file" not in files.protocol:
-                return str(files.unstrip_protocol(path))
-            name = path
-    return name if name == STDIN else os.path.realpath(name)
+    """Return a canonical name, which is equal for two paths of the same file."""
+    return name if name == STDIN or is_url(name) else os.path.realpath(name)
 
 
 def stored_size(names: Iterable[str]) -> int | None:
@@ -309,21 +306,14 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder(encoding)(errors)
-    num_decoded = 0
     for data in chain(blocks, [b""]):
-        # The decoder buffers incomplete characters, and counts positions from their start.
-        num_buffered = len(decoder.getstate()[0])
         try:
             # Encoding can also fail: some codecs accept lone surrogates.
-            text = decoder.decode(data, final=not data).encode()
-        except UnicodeError as error:
-            position = num_decoded - num_buffered + getattr(error, "start", 0)
+            yield decoder.decode(data, final=not data).encode()
+        except UnicodeError:
             raise ValueError(
-                f"{shown(name)}: not {encoding} near byte {position}; use another encoding or fix "
-                "the text"
+                f"{shown(name)}: not {encoding}; use another encoding or fix the text"
             ) from None
-        num_decoded += len(data)
-        yield text
 
 
 def _uncompressed(name: str, raw: IO[bytes]) -> Iterator[bytes]:
@@ -358,30 +348,6 @@ def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
                 frame = None
     if frame is not None:
         raise EOFError("the last frame is incomplete")
-
-
-_DECOMPRESSORS = {
-    b"\x1f\x8b": "zcat",
-    b"BZh": "bzcat",
-    b"\xfd7zXZ": "xzcat",
-    b"\x28\xb5\x2f\xfd": "zstdcat",
-}
-
-
-def decompressor(data: bytes) -> str | None:
-    """Return the program that decompresses the data, or None if it does not look compressed."""
-    return next((name for magic, name in _DECOMPRESSORS.items() if data.startswith(magic)), None)
-
-
-def encoding_hint(data: bytes) -> str:
-    """Suggest an encoding for text that is not UTF-8."""
-    # UTF-16 has a byte order mark, or every other byte is usually 0.
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "it looks like UTF-16: set encoding to utf-16"
-    if data[:200:2].count(0) > 80 or data[1:200:2].count(0) > 80:
-        is_big_endian = data[:200:2].count(0) > 80
-        return f"it looks like UTF-16: set encoding to utf-16-{'be' if is_big_endian else 'le'}"
-    return "set encoding (latin-1, cp1252, utf-16, ...)"
 
 
 def shown(name: str) -> str:

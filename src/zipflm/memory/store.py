@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from zipflm.config import Blocks
 from zipflm.config.checks import Checked, Positive
 from zipflm.settings import read_record
-from zipflm.storage import Verified
+from zipflm.storage import verify_once
 
 FORMAT = 1
 FACTS_FILE = "memory.json"
@@ -99,10 +99,10 @@ class Store:
                 f"{path}: built with other weights ({facts.plan.checkpoint} of {facts.plan.run}); "
                 "build a store for this checkpoint"
             )
-        store, verified = cls(path, facts), Verified(path)
+        store = cls(path, facts)
         for name in facts.sha256:
             try:
-                verified.require_unchanged(name, facts.sha256)
+                verify_once(path, name, facts.sha256)
             except ValueError:
                 raise ValueError(
                     f"{path / name}: missing or damaged (does not match {FACTS_FILE}); build the "

@@ -173,8 +173,6 @@ def test_rejects_changes_of_the_vocabulary():
     tokenizer = TOKENIZERS[RULES[0], "word"]
     with pytest.raises(ValueError, match="token 'new': not in the vocabulary, which is fixed"):
         tokenizer.add_tokens(["new"])
-    with pytest.raises(ValueError, match="zipflm prepare"):
-        tokenizer.train_new_from_iterator([["a"]], 10)
     with pytest.raises(ValueError, match="vocabulary.txt: missing"):
         ZipfTokenizer()
 

@@ -15,8 +15,10 @@ wrong ids.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, count, pairwise
 from pathlib import Path
@@ -33,9 +35,8 @@ from zipflm.data.bpe import Codes, join
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.interop.huggingface.config import TextFacts, parsed
 from zipflm.messages import quoted, require_file
-from zipflm.settings import read_record, to_dict, write_record
+from zipflm.settings import from_dict, read_record, to_dict, write_record
 
 # The line ends that `prepare` recognizes; Unicode has more.
 _LINE_END = Regex(r"\r\n|\r|\n")
@@ -57,6 +58,46 @@ _MAX_CACHED = 1 << 15
 """Number of cached tokens between white space."""
 _MAX_CACHED_LENGTH = 100
 """In characters. In languages without spaces, a token is as long as a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFacts:
+    """Hashes of everything that determines the ids of a text.
+
+    Files of BPE codes and splitting rules are optional. Without the hashes, a missing file would go
+    unnoticed, and text would be tokenized the wrong way.
+    """
+
+    vocabulary: str
+    """SHA-256 of words and counts in order."""
+    codes: str | None
+    """SHA-256 of the BPE codes, if any."""
+    splitting: Splitting
+
+    @classmethod
+    def of(cls, encoder: TextEncoder) -> TextFacts:
+        vocabulary, codes = encoder.vocabulary, encoder.codes
+        entries = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
+        text = "\n".join(f"{word} {count}" for word, count in entries)
+        return cls(
+            vocabulary=hashlib.sha256(text.encode()).hexdigest(),
+            codes=None if codes is None else codes.hash,
+            splitting=encoder.splitter.splitting,
+        )
+
+    def require(self, encoder: TextEncoder) -> None:
+        """Raise ValueError, naming a file, if `encoder` encodes text differently."""
+        actual = TextFacts.of(encoder)
+        for name, expected, value in (
+            (VOCABULARY_FILE, self.vocabulary, actual.vocabulary),
+            (CODES_FILE, self.codes, actual.codes),
+            (SPLITTING_FILE, self.splitting, actual.splitting),
+        ):
+            if value != expected:
+                raise ValueError(
+                    f"{name}: missing, damaged or from another run; restore the file that was "
+                    "saved with this config"
+                )
 
 
 class ZipfTokenizer(PreTrainedTokenizerFast):
@@ -90,8 +131,8 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
             vocabulary_file, codes_file, splitting_file
         )
         _require_different_words(self.vocabulary)
-        if (facts := parsed(text)) is not None:
-            facts.require(self.text_encoder)
+        if text is not None:
+            from_dict(TextFacts, text, "text.").require(self.text_encoder)
         self._tokenizer = _word_level(self.vocabulary)
         fixed = {
             "unit": unit,
@@ -163,10 +204,6 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         # Ordinary words must not become special tokens.
         specials = [token for token in tokens if str(token) in SPECIALS]
         return int(self._tokenizer.add_special_tokens(specials))
-
-    def train_new_from_iterator(self, *_: Any, **__: Any) -> Any:
-        """Raise ValueError, because vocabularies need counts from `zipflm prepare`."""
-        raise ValueError("train_new_from_iterator: create a vocabulary with `zipflm prepare`")
 
     # The library cannot pickle custom Python components, so copies rebuild them from their parts.
 
