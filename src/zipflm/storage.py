@@ -59,20 +59,15 @@ def atomic_write_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
-class DiskFull(OSError):
-    """The disk is full. The message names the file and a remedy."""
-
-
 @contextmanager
 def report_full_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Convert full-disk errors to DiskFull for `path`. In nested calls, the outermost applies."""
+    """Add `path` and a remedy to full-disk errors. In nested calls, the outermost applies."""
     try:
         yield
     except OSError as error:
-        if not isinstance(error, DiskFull) and error.errno not in _FULL:
+        if error.errno not in _FULL:
             raise
-        reason = os.strerror(error.errno or errno.ENOSPC)
-        full = DiskFull(f"{path}: {reason} while writing it; {remedy}")
+        full = OSError(f"{path}: {os.strerror(error.errno)} while writing it; {remedy}")
         full.errno = error.errno
         raise full from None
 

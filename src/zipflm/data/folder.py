@@ -139,8 +139,9 @@ def read_facts(folder: Path) -> DataFacts:
     try:
         values = load_object(path.read_bytes())
         if values.get("format") != FORMAT:
-            found = quoted(values.get("format"))
-            raise ValueError(f"format {found}, but this release reads {FORMAT}")
+            raise ValueError(
+                f"format {quoted(values.get('format'))}, but this release reads {FORMAT}"
+            )
         return from_dict(DataFacts, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None

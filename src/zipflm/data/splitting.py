@@ -270,24 +270,24 @@ def _wikitext(lowercased: bool) -> _Rule:
     pattern = _WIKITEXT.replace("ABBREVIATIONS", "|".join(abbreviations))
     parts = _compiled(pattern.replace("AFTER_APOSTROPHE", "|".join(endings)))
 
-    def pieces(token: str) -> list[Piece]:
+    def split(token: str) -> list[Piece]:
         if len(token) == 1:  # keep typographic marks, which also occur in WikiText
             return [Piece(token, 0, 1)]
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for part, (start, end) in parts(token):
             if (
                 part == "-"
                 and _is_alnum(token[start - 1 : start])
                 and _is_alnum(token[end : end + 1])
             ):
-                found.append(Piece("@-@", start, end))
+                pieces.append(Piece("@-@", start, end))
             elif _NUMBER.fullmatch(part):
-                found += _number(part, start)
+                pieces += _number(part, start)
             else:
-                found.append(Piece(part.translate(_PLAIN_MARKS), start, end))
-        return found
+                pieces.append(Piece(part.translate(_PLAIN_MARKS), start, end))
+        return pieces
 
-    return pieces
+    return split
 
 
 def _is_alnum(character: str) -> bool:

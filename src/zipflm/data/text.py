@@ -82,7 +82,7 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
     import fsspec
 
     try:
-        found = fsspec.core.url_to_fs(name)
+        filesystem, path = fsspec.core.url_to_fs(name)
     except ImportError as error:
         raise ValueError(f"{name}: {error}; install the package for such URLs") from None
     except ValueError as error:
@@ -90,7 +90,7 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
             f"{name}: {error}; use a file, or a URL such as s3://, gs://, hdfs:// or file://"
         ) from None
     try:
-        yield found
+        yield filesystem, path
     except (ValueError, OSError):
         raise
     except Exception as error:  # each file system raises different exceptions
@@ -104,10 +104,10 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
-        found = _expand_url(pattern) if is_url(pattern) else _expand_path(pattern)
-        if not found:
+        matches = _expand_url(pattern) if is_url(pattern) else _expand_path(pattern)
+        if not matches:
             raise FileNotFoundError(f"{pattern}: no such file")
-        names += found
+        names += matches
     if names.count(STDIN) > 1:
         raise ValueError("-: standard input can be read only once")
     return names
@@ -116,11 +116,11 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 def _expand_url(pattern: str) -> list[str]:
     with _remote(pattern) as (files, path):
         if any(char in path for char in "*?["):
-            found = files.glob(path, detail=True)
+            matches = files.glob(path, detail=True)
         else:
-            found = {path: files.info(path)} if files.exists(path) else {}
-        names = sorted(files.unstrip_protocol(name) for name in found)
-    for name, info in found.items():
+            matches = {path: files.info(path)} if files.exists(path) else {}
+        names = sorted(files.unstrip_protocol(name) for name in matches)
+    for name, info in matches.items():
         if info["type"] == "directory":
             raise _folder(name)
     return names

@@ -130,8 +130,8 @@ def _stream_names(file: BinaryIO) -> set[str]:
 
 def _names(stream: io.BytesIO | BinaryIO) -> set[str]:
     """Return the global names in the next pickle of the stream, without running it."""
-    found = (text for opcode, text, _ in pickletools.genops(stream) if opcode.name == "GLOBAL")
-    return {_python_3(str(text).replace(" ", ".")) for text in found}
+    names = (name for opcode, name, _ in pickletools.genops(stream) if opcode.name == "GLOBAL")
+    return {_python_3(str(name).replace(" ", ".")) for name in names}
 
 
 def _python_3(name: str) -> str:

@@ -21,7 +21,7 @@ from zipflm.config import Blocks, Unit
 from zipflm.data.batches import batch_of
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import END, PAD, UNKNOWN
-from zipflm.data.windows import Windows, batched, cut, document_windows, group, with_context
+from zipflm.data.windows import Runs, Windows, batched, cut, document_windows, group, with_context
 from zipflm.evaluation.documents import Document, DocumentScores, Likely, start_documents
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.evaluation.scoring import predicted_ids, predicting, start_scoring
@@ -104,7 +104,7 @@ class Engine:
         inputs = [self.inputs(ids) for ids in prefixes]
         lengths = np.array([len(ids) for ids in inputs])
         order = np.argsort(lengths, kind="stable")
-        bounds = group(lengths[order], self.batch_tokens)
+        bounds = group(Runs.of(lengths[order]), self.batch_tokens)
         batches = pairwise(bounds.tolist())
         parts = [self._last_hidden(inputs, order[low:high]) for low, high in batches]
         inverse = torch.from_numpy(np.argsort(order)).to(self.device)

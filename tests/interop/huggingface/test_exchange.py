@@ -160,7 +160,7 @@ DAMAGES = [
     ("SM", _cut("config.json"), "config.json: not JSON"),
     ("SM", _cut("model.safetensors"), "weights are truncated or damaged"),
     ("SM", _cut("vocabulary.txt"), "vocabulary.txt"),
-    ("BPE", _cut("bpe.codes"), "bpe.codes: missing, damaged or from another run"),
+    ("BPE", _cut("bpe.codes"), "bpe.codes .*: missing, damaged or from another run"),
     ("SM", _json("config.json", lambda c: c.update(model_type="gpt2")), "model_type='gpt2'"),
     ("SM", _json("config.json", lambda c: c["zipflm"].update(tie="all")), "zipflm.tie='all'"),
     ("SM", _json("config.json", lambda c: c["zipflm"].update(vocab_size=9)), "zipflm implies 9"),

@@ -41,7 +41,7 @@ class View:
 
     @property
     def mask_BT(self) -> Tensor | None:
-        """False for new tokens that are padding. None if there is no padding."""
+        """False for new tokens that are padding. None without padding."""
         return None if self._mask_BS is None else self._mask_BS[:, self._start :]
 
     @property

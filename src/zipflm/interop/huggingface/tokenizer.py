@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate, count, pairwise
 from pathlib import Path
@@ -36,7 +35,7 @@ from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.messages import quoted, require_file
-from zipflm.settings import from_dict, read_record, to_dict, write_record
+from zipflm.settings import read_record, write_record
 
 # The line ends that `prepare` recognizes; Unicode has more.
 _LINE_END = Regex(r"\r\n|\r|\n")
@@ -60,46 +59,6 @@ _MAX_CACHED_LENGTH = 100
 """In characters. In languages without spaces, a token is as long as a line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextFacts:
-    """Hashes of everything that determines the ids of a text.
-
-    Files of BPE codes and splitting rules are optional. Without the hashes, a missing file would go
-    unnoticed, and text would be tokenized the wrong way.
-    """
-
-    vocabulary: str
-    """SHA-256 of words and counts in order."""
-    codes: str | None
-    """SHA-256 of the BPE codes, if any."""
-    splitting: Splitting
-
-    @classmethod
-    def of(cls, encoder: TextEncoder) -> TextFacts:
-        vocabulary, codes = encoder.vocabulary, encoder.codes
-        entries = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
-        text = "\n".join(f"{word} {count}" for word, count in entries)
-        return cls(
-            vocabulary=hashlib.sha256(text.encode()).hexdigest(),
-            codes=None if codes is None else codes.hash,
-            splitting=encoder.splitter.splitting,
-        )
-
-    def require(self, encoder: TextEncoder) -> None:
-        """Raise ValueError, naming a file, if `encoder` encodes text differently."""
-        actual = TextFacts.of(encoder)
-        for name, expected, value in (
-            (VOCABULARY_FILE, self.vocabulary, actual.vocabulary),
-            (CODES_FILE, self.codes, actual.codes),
-            (SPLITTING_FILE, self.splitting, actual.splitting),
-        ):
-            if value != expected:
-                raise ValueError(
-                    f"{name}: missing, damaged or from another run; restore the file that was "
-                    "saved with this config"
-                )
-
-
 class ZipfTokenizer(PreTrainedTokenizerFast):
     """Encodes raw text as ids of the vocabulary of a run."""
 
@@ -118,25 +77,30 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         codes_file: str | None = None,
         splitting_file: str | None = None,
         unit: Unit = "word",
-        text: Mapping[str, Any] | None = None,
+        text_hash: str | None = None,
         encoder: TextEncoder | None = None,
         **kwargs: Any,
     ) -> None:
         """Load the files of a checkpoint, or use an `encoder`.
 
-        `unit` is the meaning of an id: word or bpe. `text` is a `TextFacts` to check the files.
+        `unit` is the meaning of an id: word or bpe. `text_hash` is a checksum of the files. BPE
+        codes and splitting rules are optional, so a missing file would otherwise go unnoticed.
         """
         self.unit: Unit = unit
         self.text_encoder: TextEncoder = encoder or _encoder(
             vocabulary_file, codes_file, splitting_file
         )
         _require_different_words(self.vocabulary)
-        if text is not None:
-            from_dict(TextFacts, text, "text.").require(self.text_encoder)
+        actual_hash = _text_hash(self.text_encoder)
+        if text_hash not in (None, actual_hash):
+            raise ValueError(
+                f"{VOCABULARY_FILE}, {CODES_FILE} or {SPLITTING_FILE}: missing, damaged or from "
+                "another run; restore the files that were saved with this tokenizer"
+            )
         self._tokenizer = _word_level(self.vocabulary)
         fixed = {
             "unit": unit,
-            "text": to_dict(TextFacts.of(self.text_encoder)),
+            "text_hash": actual_hash,
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,
         }
@@ -261,12 +225,12 @@ class _PreTokenizer:
     def _parts(self, part: str) -> list[tuple[str, int, int]]:
         """Return names and their spans."""
         words = self._encoder.vocabulary.words
-        found: list[tuple[str, int, int]] = []
+        parts: list[tuple[str, int, int]] = []
         for _, span, ids in self._encoder.line(part):
             names = [words[id] for id in ids]
             for name, (start, end) in zip(names, _spans(names, *span), strict=True):
-                found.append((name, start, end))
-        return found
+                parts.append((name, start, end))
+        return parts
 
 
 def _lines(index: int, text: NormalizedString) -> list[NormalizedString]:
@@ -346,6 +310,15 @@ def _spans(names: list[str], start: int, end: int) -> list[tuple[int, int]]:
     if len(names) == 1 or sum(lengths) != end - start:
         return [(start, end)] * len(names)
     return list(pairwise(accumulate(lengths, initial=start)))
+
+
+def _text_hash(encoder: TextEncoder) -> str:
+    """Return a hash of everything that determines the ids of a text."""
+    vocabulary, codes = encoder.vocabulary, encoder.codes
+    lines = [str(encoder.splitter.splitting), "" if codes is None else codes.hash]
+    entries = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
+    lines += [f"{word} {frequency}" for word, frequency in entries]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _word_level(vocabulary: Vocabulary) -> Tokenizer:
