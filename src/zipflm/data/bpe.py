@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import cached_property
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from zipflm.data.vocabulary import CONTINUES, SPECIALS
+from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN
 
 _HEADER = "#version: 0.2"
 _WORD_END = "</w>"
@@ -115,38 +115,22 @@ class Codes:
         return [[word] if word in SPECIALS else self._pieces(word) for word in words]
 
     @cached_property
-    def _alphabet(self) -> frozenset[str]:
-        """The characters in the merges. Any other character is a separate piece."""
-        return frozenset("".join(map("".join, self.merges)))
-
-    @cached_property
-    def _other(self) -> str:
-        """A placeholder for characters outside the alphabet."""
-        return next(
-            char for char in map(chr, range(0xE000, 0x110000)) if char not in self._alphabet
-        )
-
-    @cached_property
     def _model(self) -> models.BPE:
-        alphabet = [*sorted(self._alphabet), self._other]
-        symbols = dict.fromkeys(alphabet)
-        symbols |= dict.fromkeys(character + _WORD_END for character in alphabet)
+        # Characters outside the merges are unknown, and therefore separate pieces.
+        symbols = {SPECIALS[UNKNOWN]: None}
+        for character in sorted({c for merge in self.merges for symbol in merge for c in symbol}):
+            symbols |= {character: None, character + _WORD_END: None}
         for left, right in self.merges:
             symbols |= {left: None, right: None, left + right: None}
         vocabulary = {symbol: id for id, symbol in enumerate(symbols)}
-        return models.BPE(vocabulary, self.merges, end_of_word_suffix=_WORD_END)
+        return models.BPE(
+            vocabulary, self.merges, end_of_word_suffix=_WORD_END, unk_token=SPECIALS[UNKNOWN]
+        )
 
     def _pieces(self, word: str) -> list[str]:
-        known, other = self._alphabet, self._other
-        is_known = known.issuperset(word)
-        masked = word if is_known else "".join(c if c in known else other for c in word)
-        parts = [token.value for token in self._model.tokenize(masked)]
-        parts[-1] = parts[-1].removesuffix(_WORD_END)
-        if "".join(parts) != masked or not all(parts):
-            parts = list(masked)  # the word contains the end-of-word marker
-        if not is_known:
-            ends = [0, *accumulate(map(len, parts))]
-            parts = [word[start:end] for start, end in pairwise(ends)]
+        data = word.encode()
+        spans = (token.offsets for token in self._model.tokenize(word))
+        parts = [data[start:end].decode() for start, end in spans]
         if parts[-1].endswith(CONTINUES):
             parts[-1:] = [parts[-1][:-1], parts[-1][-1]]
         return [part + CONTINUES for part in parts[:-1]] + parts[-1:]

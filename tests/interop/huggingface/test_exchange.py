@@ -144,19 +144,13 @@ def _weights(change):
     return damage
 
 
-def _a_run_instead(folder):
-    (folder / "vocabulary.txt").unlink()
-    (folder / "config.json").write_text("{}")
-
-
 INDEX = "model.safetensors.index.json"
 TABLE = "model.input.table"
 
 DAMAGES = [
     ("SM", lambda f: (f / "config.json").unlink(), "config.json: missing"),
     ("SM", lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
-    ("SM", lambda f: (f / "vocabulary.txt").unlink(), "vocabulary.txt: missing; save the tok"),
-    ("SM", _a_run_instead, "model_type=None: not a model from"),
+    ("SM", lambda f: (f / "vocabulary.txt").unlink(), "vocabulary.txt: missing; use a folder"),
     ("SM", _cut("config.json"), "config.json: not JSON"),
     ("SM", _cut("model.safetensors"), "weights are truncated or damaged"),
     ("SM", _cut("vocabulary.txt"), "vocabulary.txt"),

@@ -233,20 +233,15 @@ def _require_whole(folder: Path) -> None:
 
 def _require_zipflm_model(folder: Path) -> None:
     """Reject other models, which transformers would load with only a warning."""
-    path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; use a folder from `zipflm export`")
+    for name in (_CONFIG, VOCABULARY_FILE):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder / name}: missing; use a folder from `zipflm export`, or save both model "
+                "and tokenizer with save_pretrained"
+            )
     try:
-        values = load_object(path.read_bytes())
+        model_type = load_object((folder / _CONFIG).read_bytes()).get("model_type")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    kind = values.get("model_type")
-    if kind != ZipfConfig.model_type or "zipflm" not in values:
-        raise ValueError(
-            f"{path}: model_type={quoted(kind)}: not a model from `zipflm export` or "
-            "ZipfForCausalLM.save_pretrained"
-        )
-    if not vocabulary.is_file():
-        raise ValueError(
-            f"{vocabulary}: missing; save the tokenizer there as well (tokenizer.save_pretrained)"
-        )
+        raise ValueError(f"{folder / _CONFIG}: {error}") from None
+    if model_type != ZipfConfig.model_type:
+        raise ValueError(f"{folder}: model_type={quoted(model_type)}: not a zipflm model")
