@@ -2,7 +2,7 @@
 
 The result is a scan in which ids are words and sequences are lines. A file is one of:
 
-- text with one sequence per line, ids separated by white space, optionally compressed;
+- text with one sequence per line, ids separated by whitespace, optionally compressed;
 - `.npy` with one dimension: one long sequence;
 - `.npy` with two dimensions: one sequence per row; negative numbers are padding;
 - `.npz` with `ids` and `offsets`: sequence i is `ids[offsets[i]:offsets[i + 1]]`.
@@ -60,7 +60,7 @@ def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
 
 
 def load_names(path: str) -> list[str]:
-    """Read item names, one per line starting with id 0. White space in them becomes `_`.
+    """Read item names, one per line starting with id 0. Whitespace in them becomes `_`.
 
     Raises ValueError, naming the line, for an empty, repeated or reserved name.
     """

@@ -4,7 +4,7 @@ Splitting text and looking up words is slow, so it happens once: the words of a 
 in order of appearance, and a NumPy gather converts the numbers to ids once the vocabulary is known.
 Workers share no state, so the result does not depend on the number of workers.
 
-Tokens between white space are numbered first, on bytes. A rule that splits further
+Tokens between whitespace are numbered first, on bytes. A rule that splits further
 (`data.splitting`) is applied to each distinct token once per chunk.
 """
 
@@ -147,7 +147,7 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
     except UnicodeDecodeError:
         raise _invalid_utf8(chunk) from None
     if joined.split() != joined.split(" "):
-        # Rare: non-ASCII white space, which bytes.split() does not split at.
+        # Rare: non-ASCII whitespace, which bytes.split() does not split at.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
     if not splitting.is_plain:

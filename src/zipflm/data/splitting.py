@@ -115,7 +115,7 @@ class Splitter:
         self._cached = lru_cache(_MAX_CACHED)(self._split)
 
     def words(self, line: str) -> list[Piece]:
-        """Return the words of a line with their spans. The text between them is white space."""
+        """Return the words of a line with their spans. The text between them is whitespace."""
         pieces: list[Piece] = []
         for match in _TOKEN.finditer(line):
             offset = match.start()
@@ -124,7 +124,7 @@ class Splitter:
         return pieces
 
     def token(self, token: str) -> tuple[Piece, ...]:
-        """Return the words of a token without white space."""
+        """Return the words of a token without whitespace."""
         return (self._cached if len(token) <= _MAX_CACHED_CHARS else self._split)(token)
 
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
@@ -138,7 +138,7 @@ class Splitter:
             yield words
 
     def join(self, words: Iterable[str]) -> str:
-        """Return readable text. Inverts `words`, except for white space and replacements."""
+        """Return readable text. Inverts `words`, except for whitespace and replacements."""
         joiner = self.joiner()
         return "".join(joiner.add(word) for word in words)
 
@@ -186,7 +186,7 @@ def _whitespace(lowercased: bool) -> _Rule:
 
 # --- words ---
 
-# Patterns use (?x), so white space in them is ignored; \x27 is an apostrophe.
+# Patterns use (?x), so whitespace in them is ignored; \x27 is an apostrophe.
 _SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 # Zero-width joiners and soft hyphens belong to the word they are in.
 _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_\u00AD\u200C\u200D]&&[^{_SPACELESS}]]"
@@ -309,7 +309,7 @@ _RULES: dict[str, Callable[[bool], _Rule]] = {
 
 def _compiled(pattern: str) -> Callable[[str], _Parts]:
     """Return a function that splits a token into the matches of a pattern."""
-    # Imported here because plain white-space splitting does not need it.
+    # Imported here because plain whitespace splitting does not need it.
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str

@@ -40,7 +40,7 @@ from zipflm.settings import read_record, write_record
 # The line ends that `prepare` recognizes; Unicode has more.
 _LINE_END = Regex(r"\r\n|\r|\n")
 _LINE_ENDS = ("\r\n", "\r", "\n")
-# White space as in Python. It includes \x1c to \x1f, which are not white space in Unicode.
+# Whitespace as in Python. It includes \x1c to \x1f, which are not whitespace in Unicode.
 _WHITE_SPACE = Regex(
     r"[\t-\r\x1c-\x20\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 )
@@ -54,7 +54,7 @@ _SPECIAL_TOKENS = {
 }
 
 _MAX_CACHED = 1 << 15
-"""Number of cached tokens between white space."""
+"""Number of cached tokens between whitespace."""
 _MAX_CACHED_LENGTH = 100
 """In characters. In languages without spaces, a token is as long as a line."""
 
@@ -199,9 +199,9 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
 
 
 class _PreTokenizer:
-    """Splits a text into vocabulary entries: into lines, then at white space, then into words.
+    """Splits a text into vocabulary entries: into lines, then at whitespace, then into words.
 
-    The library is fast at the first two steps, and words never contain white space.
+    The library is fast at the first two steps, and words never contain whitespace.
     """
 
     def __init__(self, encoder: TextEncoder) -> None:
