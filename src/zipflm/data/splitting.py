@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from zipflm.config import Rule, Splitting
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN
@@ -81,9 +81,7 @@ class Joiner:
 
 
 _MAX_CACHED = 1 << 15
-"""Number of cached tokens."""
 _MAX_CACHED_CHARS = 100
-"""Longer tokens are not cached: in languages without spaces, a token is as long as a line."""
 
 # A longer token is split into segments of this many characters, because some patterns take
 # quadratic time.
@@ -95,6 +93,18 @@ _LEADING_MARKS = frozenset('("[$')
 _TOKEN = re.compile(r"\S+")
 
 _Parts = list[tuple[str, tuple[int, int]]]
+
+
+_T = TypeVar("_T")
+
+
+def cache_short(function: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Cache the results for short strings.
+
+    In languages without spaces, a token can be as long as a line, so a cache of all would be large.
+    """
+    cached = lru_cache(_MAX_CACHED)(function)
+    return lambda text: cached(text) if len(text) <= _MAX_CACHED_CHARS else function(text)
 
 
 class Piece(NamedTuple):
@@ -112,7 +122,8 @@ class Splitter:
     def __init__(self, splitting: Splitting) -> None:
         self.splitting = splitting
         self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
-        self._cached = lru_cache(_MAX_CACHED)(self._split)
+        self.token: Callable[[str], tuple[Piece, ...]] = cache_short(self._split)
+        """Returns the words of a token without whitespace."""
 
     def words(self, line: str) -> list[Piece]:
         """Return the words of a line with their spans. The text between them is whitespace."""
@@ -122,10 +133,6 @@ class Splitter:
             for word, start, end in self.token(match[0]):
                 pieces.append(Piece(word, offset + start, offset + end))
         return pieces
-
-    def token(self, token: str) -> tuple[Piece, ...]:
-        """Return the words of a token without whitespace."""
-        return (self._cached if len(token) <= _MAX_CACHED_CHARS else self._split)(token)
 
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
         """Yield the words of each token, without spans."""

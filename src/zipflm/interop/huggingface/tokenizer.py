@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes, join
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
+from zipflm.data.splitting import cache_short
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.messages import quoted, require_file
 from zipflm.settings import read_record, write_record
@@ -52,11 +52,6 @@ _SPECIAL_TOKENS = {
     "pad_token": (SPECIALS[PAD], SPECIALS[END]),  # the mask hides either
     "unk_token": (SPECIALS[UNKNOWN],),
 }
-
-_MAX_CACHED = 1 << 15
-"""Number of cached tokens between whitespace."""
-_MAX_CACHED_LENGTH = 100
-"""In characters. In languages without spaces, a token is as long as a line."""
 
 
 class ZipfTokenizer(PreTrainedTokenizerFast):
@@ -206,7 +201,7 @@ class _PreTokenizer:
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
-        self._cached_parts = lru_cache(_MAX_CACHED)(self._parts)
+        self._cached_parts = cache_short(self._parts)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
         text.split(_lines)
@@ -217,7 +212,7 @@ class _PreTokenizer:
         text = part.normalized
         if text in _LINE_ENDS:
             return [_renamed(part, SPECIALS[END])]
-        parts = (self._cached_parts if len(text) <= _MAX_CACHED_LENGTH else self._parts)(text)
+        parts = self._cached_parts(text)
         if len(parts) == 1:  # the common case
             return [_renamed(part, parts[0][0])]
         return [_renamed(_slice(part, start, end), name) for name, start, end in parts]
