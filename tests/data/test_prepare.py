@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from zipflm.cli.progress import progress_bar
+from zipflm.cli.summary import data_warnings, summary
 from zipflm.config import Splitting
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
-from zipflm.data.prepare import Options, data_warnings, prepare, summary
+from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import Vocabulary
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"

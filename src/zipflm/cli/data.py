@@ -126,8 +126,8 @@ def prepare(
     """Create a data folder from text, a named corpus, or sequences of integers."""
     from zipflm import api
     from zipflm.cli.progress import progress_bar
+    from zipflm.cli.summary import data_warnings, summary
     from zipflm.data.folder import FACTS_FILE
-    from zipflm.data.prepare import data_warnings, summary
 
     with cleanup_on_sigterm(), progress_bar() as report:
         folder = api.prepare(
