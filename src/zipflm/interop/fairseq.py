@@ -212,7 +212,7 @@ def _our_name(template: str, number: str) -> str:
 
 
 def _is_copy(name: str, tie: Tie) -> bool:
-    """Return whether an output weight is the same as an input weight."""
+    """Return whether an output weight is a copy of a tied input weight."""
     if tie != Tie.NONE and name.startswith(("output.table", "output.embeddings.")):
         return True
     return tie == Tie.PROJECTIONS and name.startswith("output.tail_projections.")
@@ -255,11 +255,11 @@ def read_model(
         model = model_config(options, len(vocabulary))
         weights = model_weights(file.weights, model)
         _check_weights(weights, file.weights, model)
-    except (ValueError, TypeError) as error:
+        config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # values of any type
         raise ValueError(f"{checkpoint}: {error}") from None
     # Copied, because the tensors are views of the mapped file.
     weights = {n: t.detach().to(torch.float32, copy=True).contiguous() for n, t in weights.items()}
-    config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
     return ImportedModel(config, weights, vocabulary, file.updates)
 
 
