@@ -15,7 +15,6 @@ from functools import cached_property
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -29,7 +28,6 @@ _MAX_LEARNED_CHARS = 1_000
 """Longer words are ignored when learning, which takes quadratic time in the word length."""
 
 Merge = tuple[str, str]
-_T = TypeVar("_T")
 
 
 class Codes:
@@ -159,13 +157,13 @@ def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
             yield " ".join([word] * min(_REPEATS, count - start))
 
 
-def _run_in_thread(work: Callable[[], _T]) -> _T:
+def _run_in_thread(work: Callable[[], None]) -> None:
     """Run native code that takes minutes so that signals can still stop the process.
 
     Python handles signals in the main thread, between bytecode instructions. The main thread waits
     here while a daemon thread, which does not keep the process alive, does the work.
     """
-    result: Future[_T] = Future()
+    result: Future[None] = Future()
 
     def run() -> None:
         try:
@@ -174,4 +172,4 @@ def _run_in_thread(work: Callable[[], _T]) -> _T:
             result.set_exception(error)
 
     threading.Thread(target=run, name="zipflm-bpe", daemon=True).start()
-    return result.result()
+    result.result()

@@ -27,9 +27,6 @@ Sequences = tuple[NDArray[Any], NDArray[np.int64]]
 ARRAYS = (".npy", ".npz")
 _CHUNK_IDS = 1 << 22
 
-# A lookup table over all ids is faster than sorting, unless it is much larger than the data.
-_MAX_TABLE_SIZE = 1 << 26
-
 _VALID_IDS = "ids must be non-negative integers"
 
 
@@ -177,7 +174,7 @@ def _flat(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> Iterator[Seq
 
 
 def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
-    distinct, numbers = _distinct(ids)
+    distinct, numbers = np.unique(ids, return_inverse=True)
     line_ends = ends + np.arange(len(ends))
     is_id = np.ones(len(ids) + len(ends), dtype=np.bool_)
     is_id[line_ends] = False
@@ -186,15 +183,3 @@ def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
     counts = np.bincount(indices, minlength=len(distinct) + 1)
     return ScannedChunk(words, counts, indices)
-
-
-def _distinct(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the distinct ids, ascending, and the index of each id among them."""
-    if not ids.size:
-        return ids, np.zeros(0, dtype=np.int64)
-    if ids.max() >= min(max(8 * len(ids), 1 << 20), _MAX_TABLE_SIZE):
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        return distinct, inverse.reshape(-1)
-    occurs = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
-    occurs[ids] = True
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[ids]

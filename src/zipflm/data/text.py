@@ -185,18 +185,14 @@ def chunks(
     `replace`. Invalid UTF-8 is not checked here.
     """
     encoding = check_encoding(encoding)
-    if is_stored(name) and not name.endswith(_SUFFIXES) and encoding == UTF_8:
+    is_stored = is_url(name) or os.path.isfile(name)  # not standard input or a pipe
+    if is_stored and not name.endswith(_SUFFIXES) and encoding == UTF_8:
         yield from _ranges(name, size)
         return
     start = 0
     for data, consumed in _whole_lines(name, size, encoding, errors):
         yield Chunk(shown(name), start, len(data), data, consumed)
         start += len(data)
-
-
-def is_stored(name: str) -> bool:
-    """Return whether a source can be read again, unlike standard input or a pipe."""
-    return name != STDIN and (is_url(name) or os.path.isfile(name))
 
 
 def line_groups(
