@@ -186,7 +186,7 @@ def test_rejects_missing_weights(exported, tmp_path):
         ZipfForCausalLM.from_pretrained(pretrained_model_name_or_path=tmp_path)
 
 
-def test_new_model_matches_native_initialisation():
+def test_new_model_matches_native_initialization():
     config = preset("tiny", "ADP-T")
     torch.manual_seed(5)
     native = LanguageModel(config).state_dict()
