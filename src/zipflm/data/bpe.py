@@ -167,7 +167,8 @@ def _run_in_thread(work: Callable[[], None]) -> None:
 
     def run() -> None:
         try:
-            result.set_result(work())
+            work()
+            result.set_result(None)
         except BaseException as error:
             result.set_exception(error)
 
