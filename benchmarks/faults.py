@@ -3,10 +3,10 @@
     python benchmarks/faults.py [--kills 20] [--jobs 4] [--commands prepare,train,compare]
 
 Kills `prepare`, `train` and `compare` at toy sizes with SIGKILL, at system calls that change the
-disk (`--kills` of them, evenly spread; 0: all) and at random moments after the first such change.
+disk (`--kills` of them, evenly spread; 0: all) and at random times after the first such change.
 Then runs the same command again and compares with an uninterrupted run: hashes of the data folder,
-weights and optimizer, the log, and the study's table without times. All must be bit-equal, with no
-additional files.
+weights and optimizer, the log, and the study's table without times. All must be bit-for-bit equal,
+with no extra files.
 
 Killing at system calls needs strace. This does not simulate a power cut: the disk cache survives.
 """
@@ -61,14 +61,14 @@ class Command(NamedTuple):
 
     arguments: list[str]
     fingerprint: Callable[[Path], dict[str, str]]
-    """Hashes or contents that must be bit-equal, by name."""
-    is_done: Callable[[Path], bool] = lambda place: False
+    """Hashes or contents that must be equal, by name."""
+    is_done: Callable[[Path], bool] = lambda folder: False
     """True if the killed command had already finished. Running it again is then an error, but
     cleans up."""
 
 
 class Kill(NamedTuple):
-    """The n-th call of a system call, or seconds after the first change of the disk."""
+    """When to kill: at the n-th call of a system call, or seconds after the disk first changes."""
 
     call: str
     when: float
@@ -85,19 +85,19 @@ class Outcome(NamedTuple):
     leftovers: list[str]
 
 
-def files_below(place: Path) -> dict[str, str]:
+def files_below(folder: Path) -> dict[str, str]:
     """Return the hashes of all files by path."""
     return {
-        str(path.relative_to(place)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(place.rglob("*"))
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
 
 
-def entries(place: Path) -> set[str]:
+def entries(folder: Path) -> set[str]:
     """List files and folders, except for the list of verified files, which appears later."""
-    found = (path for path in place.rglob("*") if path.name != ".verified.json")
-    return {str(path.relative_to(place)) for path in found}
+    paths = (path for path in folder.rglob("*") if path.name != ".verified.json")
+    return {str(path.relative_to(folder)) for path in paths}
 
 
 def without_measures(value: Any) -> Any:
@@ -111,58 +111,58 @@ def without_measures(value: Any) -> Any:
 def run_fingerprint(run: Path) -> dict[str, str]:
     lines = (run / "log.jsonl").read_text().splitlines()
     log = [without_measures(json.loads(line)) for line in lines]
-    found = {"log": json.dumps(log)}
+    hashes = {"log": json.dumps(log)}
     for path in sorted((run / "checkpoints").glob("update-*/*.safetensors")):
-        found[f"{path.parent.name}/{path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+        hashes[f"{path.parent.name}/{path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
 
 
 def study_fingerprint(study: Path) -> dict[str, str]:
     table = without_measures(json.loads((study / "table.json").read_text()))
-    found = {"table": json.dumps(table, sort_keys=True)}
+    hashes = {"table": json.dumps(table, sort_keys=True)}
     for run in sorted(path.parent for path in study.glob("members/*/*/config.json")):
-        found |= {f"{run.parent.name}/{k}": v for k, v in run_fingerprint(run).items()}
-    return found
+        hashes |= {f"{run.parent.name}/{k}": v for k, v in run_fingerprint(run).items()}
+    return hashes
 
 
 PREPARE = ["prepare", "train.txt", "--valid", "valid.txt", "--out", "data", "--min-count", "1"]
 COMMANDS = {
     "prepare": Command(
-        [*PREPARE, "--processes", "1"], lambda place: files_below(place / "data"),
-        lambda place: (place / "data" / "data.json").is_file(),
+        [*PREPARE, "--processes", "1"], lambda folder: files_below(folder / "data"),
+        lambda folder: (folder / "data" / "data.json").is_file(),
     ),
     "train": Command(
         ["train", "tiny/ADP-T", "--data", "data", "--out", "run", "--device", "cpu",
          "--resume-if-any", "--keep", "1", *SMALL],
-        lambda place: run_fingerprint(place / "run"),
+        lambda folder: run_fingerprint(folder / "run"),
     ),
     "compare": Command(
         ["compare", "--data", "data", "--preset", "tiny", "--out", "study", "--device", "cpu",
          "--factorizations", "ASM,ADP-T", *SMALL],
-        lambda place: study_fingerprint(place / "study"),
+        lambda folder: study_fingerprint(folder / "study"),
     ),
 }  # fmt: skip
 
 
-def environment(place: Path) -> dict[str, str]:
-    """Keep temporary files inside the folder, so that leftovers are found."""
-    tmp = place / "tmp"
+def environment(folder: Path) -> dict[str, str]:
+    """Keep temporary files inside the folder, so that leftovers are detected."""
+    tmp = folder / "tmp"
     tmp.mkdir(exist_ok=True)
     source = str(Path(zipflm.__file__).parents[1])
     more = {"TMPDIR": str(tmp), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return os.environ | more | {"PYTHONPATH": source}
 
 
-def started(command: Command, place: Path, prefix: Iterable[str] = ()) -> subprocess.Popen[bytes]:
+def started(command: Command, folder: Path, prefix: Iterable[str] = ()) -> subprocess.Popen[bytes]:
     line = [*prefix, sys.executable, "-m", "zipflm", *command.arguments]
-    log = (place.parent / f"{place.name}.output").open("ab")
+    log = (folder.parent / f"{folder.name}.output").open("ab")
     with log:
-        return subprocess.Popen(line, cwd=place, env=environment(place), stdout=log, stderr=log)
+        return subprocess.Popen(line, cwd=folder, env=environment(folder), stdout=log, stderr=log)
 
 
-def traced(place: Path, *options: str) -> list[str]:
+def traced(folder: Path, *options: str) -> list[str]:
     """Return the strace command for the main thread, which makes all changes to the disk."""
-    return ["strace", "-qq", "-y", "-s", "0", "-o", str(place.parent / "trace"), *options]
+    return ["strace", "-qq", "-y", "-s", "0", "-o", str(folder.parent / "trace"), *options]
 
 
 def can_trace() -> bool:
@@ -172,15 +172,16 @@ def can_trace() -> bool:
     return subprocess.run(["strace", "-qq", "-o", os.devnull, "true"]).returncode == 0
 
 
-def changes(command: Command, place: Path) -> Iterator[Kill]:
-    """Yield all system calls of the command that change something inside `place`, in order."""
-    assert started(command, place, traced(place, "-e", f"trace={CHANGES}")).wait() == 0
+def changes(command: Command, folder: Path) -> Iterator[Kill]:
+    """Yield all system calls of the command that change something inside `folder`, in order."""
+    assert started(command, folder, traced(folder, "-e", f"trace={CHANGES}")).wait() == 0
     counts: Counter[str] = Counter()
-    for line in (place.parent / "trace").read_text(errors="replace").splitlines():
-        if found := re.match(r"(\w+)\(", line):
-            counts[found[1]] += 1  # strace counts calls by name
-            if str(place) in line:
-                yield Kill(found[1], counts[found[1]])
+    for line in (folder.parent / "trace").read_text(errors="replace").splitlines():
+        if match := re.match(r"(\w+)\(", line):
+            call = match[1]
+            counts[call] += 1  # strace counts calls by name
+            if str(folder) in line:
+                yield Kill(call, counts[call])
 
 
 def spread(kills: list[Kill], count: int) -> list[Kill]:
@@ -190,32 +191,32 @@ def spread(kills: list[Kill], count: int) -> list[Kill]:
     return [kills[index * len(kills) // count] for index in range(count)]
 
 
-def moments(command: Command, place: Path, count: int, draw: random.Random) -> list[Kill]:
-    """Draw random times between the first change of the disk and the end."""
-    process = started(command, place)
-    wait_for_change(place, process)
+def moments(command: Command, folder: Path, count: int, draw: random.Random) -> list[Kill]:
+    """Draw random times between the first change to the disk and the end."""
+    process = started(command, folder)
+    wait_for_change(folder, process)
     start = time.monotonic()
     assert process.wait() == 0
     length = time.monotonic() - start
     return [Kill("a moment", draw.uniform(0, length)) for _ in range(count)]
 
 
-def wait_for_change(place: Path, process: subprocess.Popen[bytes]) -> None:
-    before = entries(place)
-    while process.poll() is None and entries(place) == before:
+def wait_for_change(folder: Path, process: subprocess.Popen[bytes]) -> None:
+    before = entries(folder)
+    while process.poll() is None and entries(folder) == before:
         time.sleep(0.002)
 
 
-def is_killed(command: Command, place: Path, kill: Kill) -> bool:
+def is_killed(command: Command, folder: Path, kill: Kill) -> bool:
     """Run and kill the command. Return False if it finished before the kill."""
     if kill.call == "a moment":
-        process = started(command, place)
-        wait_for_change(place, process)
+        process = started(command, folder)
+        wait_for_change(folder, process)
         time.sleep(kill.when)
         process.kill()
         return process.wait() == -9
     fault = f"inject={kill.call}:signal=SIGKILL:when={kill.when:.0f}"
-    return started(command, place, traced(place, "-e", fault)).wait() == -9
+    return started(command, folder, traced(folder, "-e", fault)).wait() == -9
 
 
 class Trial(NamedTuple):
@@ -230,35 +231,35 @@ class Trial(NamedTuple):
 
 def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
     """Kill, run again and compare. Return None if the command finished before the kill."""
-    place = fresh(trial.template, scratch)
-    before = entries(place)
-    if not is_killed(trial.command, place, kill):
+    folder = fresh(trial.template, scratch)
+    before = entries(folder)
+    if not is_killed(trial.command, folder, kill):
         return None
-    left = entries(place)
+    left = entries(folder)
     is_partial = left != before and not trial.entries <= left
-    expected = 2 if trial.command.is_done(place) else 0
-    if started(trial.command, place).wait() != expected:
+    expected = 2 if trial.command.is_done(folder) else 0
+    if started(trial.command, folder).wait() != expected:
         return Outcome(kill, is_partial, False, ["not resumed"], [])
-    found = trial.command.fingerprint(place)
-    names = found.keys() | trial.undisturbed.keys()
-    differing = [name for name in names if found.get(name) != trial.undisturbed.get(name)]
-    leftovers = sorted(entries(place) - trial.entries)
+    hashes = trial.command.fingerprint(folder)
+    names = hashes.keys() | trial.undisturbed.keys()
+    differing = [name for name in names if hashes.get(name) != trial.undisturbed.get(name)]
+    leftovers = sorted(entries(folder) - trial.entries)
     return Outcome(kill, is_partial, True, sorted(differing), leftovers)
 
 
 def observe_all(trial: Trial, kills: list[Kill], scratch: Path, jobs: int) -> list[Outcome | None]:
     """Run `jobs` trials in parallel, each in its own folder."""
-    places: Queue[Path] = Queue()
+    folders: Queue[Path] = Queue()
     for number in range(jobs):
-        places.put(scratch / f"job-{number}")
+        folders.put(scratch / f"job-{number}")
 
     def one(kill: Kill) -> Outcome | None:
-        place = places.get()
-        place.mkdir(exist_ok=True)
+        folder = folders.get()
+        folder.mkdir(exist_ok=True)
         try:
-            return observe(trial, kill, place)
+            return observe(trial, kill, folder)
         finally:
-            places.put(place)
+            folders.put(folder)
 
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(one, kills))
@@ -266,17 +267,17 @@ def observe_all(trial: Trial, kills: list[Kill], scratch: Path, jobs: int) -> li
 
 def fresh(template: Path, scratch: Path) -> Path:
     """Copy the template, always under the same name, which appears in tables."""
-    place = scratch / "place"
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(template, place)
-    (place / "tmp").mkdir()
-    return place
+    folder = scratch / "work"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    (folder / "tmp").mkdir()
+    return folder
 
 
 def trial_of(name: str, template: Path, scratch: Path) -> Trial:
-    command, place = COMMANDS[name], fresh(template, scratch)
-    assert started(command, place).wait() == 0, (scratch / "place.output").read_text()
-    return Trial(name, command, template, command.fingerprint(place), entries(place))
+    command, folder = COMMANDS[name], fresh(template, scratch)
+    assert started(command, folder).wait() == 0, (scratch / "work.output").read_text()
+    return Trial(name, command, template, command.fingerprint(folder), entries(folder))
 
 
 def trials(names: list[str], scratch: Path) -> Iterator[Trial]:
@@ -306,7 +307,7 @@ def row(name: str, where: str, outcomes: list[Outcome]) -> tuple[str, ...]:
 
 
 def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Yield one line for each outcome that differs."""
+    """Yield one line for each outcome with differences or leftovers."""
     for outcome in outcomes:
         if outcome.differing or outcome.leftovers:
             wrong = ", ".join(outcome.differing) or "equal"
@@ -316,8 +317,8 @@ def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 def kills_of(trial: Trial, options: argparse.Namespace, scratch: Path) -> dict[str, list[Kill]]:
     """Return the kills by group."""
-    place, draw = fresh(trial.template, scratch), random.Random(options.seed)
-    groups = {"moments": moments(trial.command, place, options.moments, draw)}
+    folder, draw = fresh(trial.template, scratch), random.Random(options.seed)
+    groups = {"moments": moments(trial.command, folder, options.moments, draw)}
     if can_trace():
         calls = list(changes(trial.command, fresh(trial.template, scratch)))
         groups[f"{len(calls)} calls"] = spread(calls, options.kills)

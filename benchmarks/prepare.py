@@ -6,9 +6,9 @@ Compares `prepare` with a plain loop in one process: a Counter over `split()`, t
 lookup per word. Cases alternate, each in a new process, and the best time of each is reported.
 Measures the first file and all files, to show that time grows linearly and memory does not.
 
-The rules `words` and `wikitext` are shown as a share of the rate by white space; use raw prose for
-them. A local Dask cluster is measured as well, and again on a generated text of five million
-distinct words (`--types`). "All MB" is the peak of all processes together, with shared memory
+Rates of the rules `words` and `wikitext` are also shown relative to `whitespace`; measure them on
+raw prose. A local Dask cluster is measured on the same files and on a generated text of five
+million distinct words (`--types`). "All MB" is the peak memory of all processes, with shared memory
 counted once (sampled, Linux only).
 """
 
@@ -58,20 +58,20 @@ def plain(names: list[str]) -> dict[str, float]:
     return {"seconds": end - start, "count_seconds": counted - start, "tokens": len(ids)}
 
 
-def prepared(names: list[str], folder: str, processes: int = 1, way: Any = "whitespace") -> Any:
+def prepared(names: list[str], folder: str, processes: int = 1, rule: Any = "whitespace") -> Any:
     """Prepare the texts and return their token file."""
-    # Imported here to keep the memory of the plain loop apart.
+    # Imported here, so that the memory of the plain loop excludes it.
     from zipflm.config import Splitting
     from zipflm.data.prepare import Options, prepare
 
-    made = prepare(
+    data = prepare(
         Path(folder) / "data",
         {"train": names},
-        Options(splitting=Splitting(way if way in RULES else "whitespace")),
+        Options(splitting=Splitting(rule if rule in RULES else "whitespace")),
         processes=processes,
-        scheduler="local" if way == DASK else None,
+        scheduler="local" if rule == DASK else None,
     )
-    return made.tokens("train")
+    return data.tokens("train")
 
 
 def write_text(path: Path, types: int) -> None:
@@ -95,11 +95,11 @@ def plan_of(tokens: Any, break_mode: str) -> Any:
     return Batches(tokens, blocks, max_tokens=4096, seed=1, shuffle=True)
 
 
-def ours(names: list[str], processes: int, way: str) -> dict[str, float]:
+def ours(names: list[str], processes: int, rule: str) -> dict[str, float]:
     """Run `prepare`."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        tokens = prepared(names, folder, processes, way)
+        tokens = prepared(names, folder, processes, rule)
         return {"seconds": time.perf_counter() - start, "tokens": len(tokens)}
 
 
@@ -160,15 +160,15 @@ class PeakOfAll:
 
 
 def _tree(pid: int) -> list[int]:
-    found, waiting = [], [pid]
+    pids, waiting = [], [pid]
     while waiting:
-        found.append(waiting.pop())
+        pids.append(waiting.pop())
         try:
-            for task in Path(f"/proc/{found[-1]}/task").iterdir():
+            for task in Path(f"/proc/{pids[-1]}/task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
         except OSError:  # the process has ended, or this is not Linux
             continue
-    return found
+    return pids
 
 
 def _megabytes(pid: int) -> float:
@@ -236,7 +236,7 @@ def in_turns(cases: dict[str, tuple[str, int]], names: list[str], repeats: int) 
     for _ in range(repeats):
         for name, (case, number) in cases.items():
             runs[name].append(measure(case, names, number))
-    results = {name: best(found) for name, found in runs.items()}
+    results = {name: best(timed) for name, timed in runs.items()}
     by_white_space = {number: results[n] for n, (rule, number) in cases.items() if rule == RULES[0]}
     for name, (rule, number) in cases.items():
         result = results[name]
@@ -251,7 +251,7 @@ def in_turns(cases: dict[str, tuple[str, int]], names: list[str], repeats: int) 
 def show(title: str, results: dict[str, Any]) -> None:
     print(
         f"\n{title}\n{'':30}   seconds   CPU s  tokens/s  speed-up   parent MB  worker MB   all MB"
-        "  of the rate by white space (by CPU s)"
+        "  of the whitespace rate (by CPU s)"
     )
     for name, run in results.items():
         rate = run["tokens"] / run["seconds"] / 1e6

@@ -50,7 +50,7 @@ def trained_run(
     folder: Path, preset: str, updates: int, overrides: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
     """Train a run. Return it and validation sentences."""
-    with corpus_texts(EMBEDDED, folder) as (texts, _):
+    with corpus_texts(EMBEDDED, folder) as texts:
         paths = {split: [str(path) for path in files] for split, files in texts.items()}
         data = prepare(str(folder / "data"), paths, Options(min_count=3), processes=1)
         lines = texts["valid"][0].read_text(encoding="utf-8").splitlines()

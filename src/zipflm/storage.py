@@ -14,14 +14,12 @@ import os
 import platform
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -61,20 +59,15 @@ def atomic_write_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
-class DiskFull(OSError):
-    """The disk is full. The message names the file and a remedy."""
-
-
 @contextmanager
 def report_full_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Convert full-disk errors to DiskFull for `path`. In nested calls, the outermost applies."""
+    """Add `path` and a remedy to full-disk errors. In nested calls, the outermost applies."""
     try:
         yield
     except OSError as error:
-        if not isinstance(error, DiskFull) and error.errno not in _FULL:
+        if error.errno not in _FULL:
             raise
-        reason = os.strerror(error.errno or errno.ENOSPC)
-        full = DiskFull(f"{path}: {reason} while writing it; {remedy}")
+        full = OSError(f"{path}: {os.strerror(error.errno)} while writing it; {remedy}")
         full.errno = error.errno
         raise full from None
 
@@ -266,10 +259,7 @@ def _remove_abandoned(final: Path) -> None:
 
 CHECKSUMS = "checksums.json"
 _VERIFIED = ".verified.json"
-
-# Two changes within the resolution of the file system's clock look like one, so files that were
-# changed this recently are not recorded as verified.
-_RECENT_SECONDS = 2.0
+"""Records the size and time of files that matched their checksums."""
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
@@ -302,37 +292,20 @@ def require_unchanged(folder: Path, name: str, sums: Mapping[str, str]) -> None:
         raise ValueError(f"{path}: damaged; it does not match its checksum in {CHECKSUMS}")
 
 
-class Verified:
-    """Records, across processes, which files of a folder match their checksums."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / _VERIFIED
-
-    def require_unchanged(self, name: str, sums: Mapping[str, str]) -> None:
-        """Like the function `require_unchanged`, but skip files that have not changed since."""
-        path, known, started = self._folder / name, self._read(), time.time()
-        before = _fingerprint(path, sums[name])
-        if before is not None and known.get(name) == before:
-            return
-        require_unchanged(self._folder, name, sums)
-        # The file may have changed while it was read.
-        is_stable = before is not None and before == _fingerprint(path, sums[name])
-        if not is_stable or started - path.stat().st_ctime < _RECENT_SECONDS:
-            return
-        with suppress(OSError):  # a read-only folder
-            atomic_write_text(self._path, json.dumps(known | {name: before}, indent=1) + "\n")
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            known = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):  # missing or damaged
-            return {}
-        return known if isinstance(known, dict) else {}
-
-
-def _fingerprint(path: Path, sha256: str) -> list[int | str] | None:
+def verify_once(folder: Path, name: str, sums: Mapping[str, str]) -> None:
+    """Like `require_unchanged`, but skip a file that has not changed since it was last verified."""
+    path, record = folder / name, folder / _VERIFIED
     try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, sha256]
+        known = json.loads(record.read_bytes())
+    except (OSError, ValueError):  # missing or damaged
+        known = None
+    known = known if isinstance(known, dict) else {}
+    fingerprint: list[int | str] = [sums[name]]
+    if path.is_file():
+        stat = path.stat()
+        fingerprint += [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+    if known.get(name) == fingerprint:
+        return
+    require_unchanged(folder, name, sums)
+    with suppress(OSError):  # a read-only folder
+        atomic_write_text(record, json.dumps(known | {name: fingerprint}, indent=1) + "\n")

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.config import Splitting
-from zipflm.data import encoding as module
 from zipflm.data.bpe import Codes
 from zipflm.data.corpora import addresses
 from zipflm.data.encoding import EncodedWord, Encoding, TextEncoder, spellings
@@ -124,16 +123,6 @@ def test_text_encoder_returns_spans_and_ids():
     ]
     assert encoder.line("") == []
     assert encoder.ids(["at", "at", "zat"]) == [(ids["at"],), (ids["at"],), (UNKNOWN,)]
-
-
-def test_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_CACHED_CHARS", 10)
-    vocabulary = Vocabulary.from_counts({str(n): 1 for n in range(100)}, min_count=1)
-    encoder = TextEncoder(vocabulary)
-    for number in range(98):
-        words = encoder.line(f"{number} {number + 1} {number} {number + 2}")
-        assert [vocabulary.words[word.ids[0]] for word in words] == [word.word for word in words]
-        assert sum(map(len, encoder._cache)) <= 10
 
 
 def test_spellings_are_truncated_and_padded_bytes():

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zipflm.cli.progress import progress_bar
+from zipflm.cli.summary import data_warnings, summary
 from zipflm.config import Splitting
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
-from zipflm.data.prepare import Options, data_warnings, prepare, progress_bar, summary
+from zipflm.data.prepare import Options, prepare
 from zipflm.data.vocabulary import Vocabulary
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
@@ -252,7 +254,7 @@ def test_progress_bar_is_for_terminals(monkeypatch, kind):
         assert stream.getvalue() == ""
         return
     last = stream.getvalue()[stream.getvalue().rindex("\x1b[2K") :]
-    assert "tokens/s" in last and "100 %" in stream.getvalue() and " 30 %" in last
+    assert "tokens/s" in last and "100%" in stream.getvalue() and " 30%" in last
 
 
 def folder_of(tmp_path, valid, **options):
@@ -268,11 +270,3 @@ def test_warns_about_unknown_words(tmp_path, unknown, is_shown):
     shown = list(data_warnings(folder_of(tmp_path, f"{line}\n")))
     assert len(shown) == is_shown
     assert not is_shown or shown[0].startswith("6.0% of the words of the valid text are unknown")
-
-
-@pytest.mark.parametrize(("words", "is_shown"), [(49, False), (50, True)])
-def test_warns_about_very_long_lines(tmp_path, monkeypatch, words, is_shown):
-    monkeypatch.setattr("zipflm.data.prepare._MAX_LINE_WORDS", 50)
-    shown = list(data_warnings(folder_of(tmp_path, "a " * words)))
-    assert len(shown) == is_shown
-    assert not is_shown or shown[0].startswith("the valid text has a line of 51 words")

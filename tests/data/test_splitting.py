@@ -186,14 +186,6 @@ def test_long_tokens_are_split_in_stretches(rule, part):
     assert {1_000, 2_000} <= cuts
 
 
-def test_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_CACHED_CHARS", 10)
-    splitter = Splitter(Splitting("words"))
-    for number in range(100):
-        assert [piece.word for piece in splitter.words(f"({number})")] == ["(", str(number), ")"]
-        assert sum(map(len, splitter._cache)) <= 10
-
-
 @pytest.mark.parametrize("rule", ["words", "wikitext"])
 def test_join_restores_sentences(rule):
     splitter = SPLITTERS[rule, False]

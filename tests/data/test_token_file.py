@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.config import Blocks
-from zipflm.data import token_file as module
 from zipflm.data.batches import Batches
 from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter
 
@@ -83,25 +82,10 @@ def test_interrupted_writer_leaves_no_valid_file(tmp_path):
         TokenFile(path)
 
 
-def batches(tokens, mode="none"):
-    return Batches(tokens, Blocks(break_mode=mode, block=4), max_tokens=8, shuffle=False)
-
-
-@pytest.mark.parametrize("wrong", range(8))
-def test_detects_wrong_offsets(tmp_path, monkeypatch, wrong):
-    monkeypatch.setattr(module, "_OFFSETS_PER_CHUNK", 2)  # also across pieces
-    path = write(tmp_path / "x.tokens", [([7, 2] * 7, [2, 4, 6, 8, 10, 12, 14])])
-    assert TokenFile(path).offsets.tolist() == list(range(0, 15, 2))
-    data = bytearray(path.read_bytes())
-    data[-8 * (8 - wrong)] ^= 254
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match="damaged"):
-        _ = TokenFile(path).offsets
-
-
 def test_replacing_the_file_does_not_affect_open_ones(tmp_path):
     path = write(tmp_path / "x.tokens", [([7, 2, 8, 9, 2, 2], [2, 5, 6])])
-    plan = batches(TokenFile(path))
+    blocks = Blocks(break_mode="none", block=4)
+    plan = Batches(TokenFile(path), blocks, max_tokens=8, shuffle=False)
     before = plan.batch(0, 0)
     os.replace(write(tmp_path / "y.tokens", [([5, 2], [2])]), path)
     assert plan.batch(0, 0).targets.tolist() == before.targets.tolist()

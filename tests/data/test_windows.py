@@ -9,7 +9,7 @@ from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
 from zipflm.data import windows as windows_module
-from zipflm.data.windows import cut, group, rows
+from zipflm.data.windows import Runs, cut, group, rows
 
 
 @given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
@@ -82,8 +82,11 @@ def test_sorting_by_length_is_stable():
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), max_size=8), st.integers(1, 60))
-def test_grouping_runs_matches_grouping_rows(runs, max_tokens):
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 30)), min_size=1, max_size=8),
+    st.integers(1, 60),
+)
+def test_groups_are_filled_up_to_max_tokens(runs, max_tokens):
     lengths = [length for length, number in runs for _ in range(number)]
     expected, first = [0], 0
     for row in range(1, len(lengths) + 1):
@@ -93,12 +96,12 @@ def test_grouping_runs_matches_grouping_rows(runs, max_tokens):
         if is_full:
             expected.append(row)
             first = row
-    assert group(np.array(lengths, dtype=np.uint16), max_tokens).tolist() == expected
+    assert group(Runs.of(np.array(lengths, dtype=np.uint16)), max_tokens).tolist() == expected
 
 
 def test_groups_match_fairseq():
     golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
     lengths = np.array(golden["sizes"])[golden["order"]]
-    bounds = group(lengths, golden["max_tokens"])
+    bounds = group(Runs.of(lengths), golden["max_tokens"])
     expected = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
     assert bounds.tolist() == expected.tolist()

@@ -198,10 +198,7 @@ def test_ignores_training_state(tmp_path):
         ({"args": {3: 4}, "model": {}}, "args has no named options"),
         ({"cfg": {"model": None}, "model": {}}, "cfg.model has no named options"),
         ({"args": {"arch": "x"}}, "no weights under model"),
-        *(
-            ({"args": {"arch": "x"}, "model": {"a": weight}}, r"model\['a'\] is not a dense tens")
-            for weight in (3, torch.eye(2).to_sparse(), torch.eye(2).to("meta"), torch.ones(1) * 1j)
-        ),
+        ({"args": {"arch": "x"}, "model": {"a": 3}}, r"model\['a'\] is not a tensor"),
     ],
 )
 def test_rejects_other_torch_files(value, message, tmp_path):

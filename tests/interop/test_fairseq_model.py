@@ -80,44 +80,28 @@ def test_half_precision_weights_become_float32(tmp_path):
     ("change", "message"),
     [
         (lambda s: s.update({"decoder.extra": torch.zeros(1)}), "unknown weights: decoder.extra"),
-        (lambda s: s.pop("decoder.layers.1.fc1.bias"), "missing: decoder.layers.1.ffn_in.bias"),
+        (lambda s: s.pop("decoder.layers.1.fc1.bias"), 'Missing .*: "decoder.layers.1.ffn_in.bias'),
         (
             lambda s: s.update({"decoder.layer_norm.weight": torch.ones(16)}),
-            "unexpected: decoder.final_norm.weight",
+            'Unexpected .*: "decoder.final_norm.weight',
         ),
         (
             lambda s: s.update({"decoder.layers.0.fc2.weight": torch.ones(16, 25)}),
-            r"wrong shape: decoder.layers.0.ffn_out.weight \(16, 25\), not \(16, 24\)",
-        ),
-        (
-            lambda s: s.update({"decoder.layers.0.self_attn.in_proj_bias": torch.ones(48)}),
-            "under two names: decoder.layers.0.key.bias, decoder.layers.0.query.bias",
+            r"size mismatch for decoder.layers.0.ffn_out.weight: .*\[16, 25\].*\[16, 24\]",
         ),
         (
             lambda s: s.pop("decoder.adaptive_softmax.version"),
-            "missing: decoder.adaptive_softmax.version; .* old adaptive softmax format",
+            "decoder.adaptive_softmax.version is missing; .* old adaptive softmax format",
         ),
         (
             lambda s: s.update({"decoder.layers.0.fc1.bias": torch.ones(24, dtype=torch.int8)}),
-            "not floating point: decoder.layers.0.ffn_in.bias",
-        ),
-        (
-            lambda s: s["decoder.adaptive_softmax.tail.1.2.weight"].add_(1),
-            "output.embeddings.2 and input.embeddings.2 should be equal",
-        ),
-        (
-            lambda s: s["decoder.adaptive_softmax.tail.0.0.weight"].add_(1),
-            "output.tail_projections.0 and input.projections.1 should be equal",
-        ),
-        (
-            lambda s: s["decoder.output_projection.weight"].add_(1),
-            "output.table and input.table should be equal",
+            "decoder.layers.0.ffn_in.bias",
         ),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
 def test_lists_weights_that_do_not_fit(change, message, tmp_path):
-    model = build("SM-T" if "output.table" in message else "ADP-T")
+    model = build("ADP-T")
     state = {name: tensor.clone() for name, tensor in state_of(model).items()}
     change(state)
     path = save_args(tmp_path / "m.pt", options_of(model.config), state)
@@ -155,9 +139,8 @@ def test_rejects_dictionary_of_another_size(kind, lines, tmp_path):
     entries = DICT.read_text().splitlines()
     entries = entries[:lines] if lines < 0 else entries + [f"filler{i} 0" for i in range(lines)]
     (tmp_path / "dict.txt").write_text("\n".join(entries) + "\n")
-    with pytest.raises(
-        ValueError, match=rf"vocabulary of {SIZE}, but .*dict.txt has {SIZE + lines}"
-    ):
+    message = rf"size mismatch .*; with {SIZE + lines} words .*: use the dict.txt"
+    with pytest.raises(ValueError, match=message):
         read_model(path, tmp_path / "dict.txt")
 
 

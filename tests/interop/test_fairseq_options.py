@@ -96,23 +96,22 @@ def test_options_of_older_versions(options, expected):
 
 @pytest.mark.parametrize("text", ["60,200", "[60, 200]", "(60,200,)", " 60 , 200 "])
 def test_cutoff_formats(text):
-    config = model_config(
-        plain_options(adaptive_input_cutoff=text, adaptive_softmax_cutoff=text), SIZE
-    )
+    options = plain_options(adaptive_input_cutoff=text, adaptive_softmax_cutoff=text)
+    config = model_config(latest_options(options, {}), SIZE)
     assert config.input.cutoffs == config.output.cutoffs == (60, 200)
 
 
-@pytest.mark.parametrize("text", [None, "", "60;200", "60,2e2", "__import__('os')", "[60"])
+@pytest.mark.parametrize("text", [None, "", "60;200", "60,2e2", "__import__('os')"])
 def test_rejects_invalid_cutoffs(text):
     with pytest.raises(ValueError, match="adaptive_input_cutoff=.*: expected numbers"):
-        model_config(plain_options(adaptive_input_cutoff=text), SIZE)
+        model_config(latest_options(plain_options(adaptive_input_cutoff=text), {}), SIZE)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "[(1.5, 2)]"])
 def test_rejects_invalid_filters(text):
     options = options_of(build("CNN").config) | {"character_filters": text}
     with pytest.raises(ValueError, match="character_filters=.*: expected"):
-        model_config(options, SIZE)
+        model_config(latest_options(options, {}), SIZE)
 
 
 def test_lists_missing_options(tmp_path):
@@ -126,8 +125,11 @@ def test_lists_missing_options(tmp_path):
     assert all(name in str(error.value) for name in gone)
 
 
-@pytest.mark.parametrize("name", ["dropout", "decoder_layers", "tie_adaptive_proj"])
-@pytest.mark.parametrize("value", ["x", [1], -1], ids=str)
-def test_rejects_options_of_wrong_type(name, value):
-    with pytest.raises(ValueError, match=f"unsupported options: {name}="):
-        latest_options(plain_options(**{name: value}), {})
+@pytest.mark.parametrize("name", ["dropout", "decoder_layers"])
+@pytest.mark.parametrize("value", ["x", -1], ids=str)
+def test_rejects_invalid_values(name, value, tmp_path):
+    model = build("SM-T")
+    options = options_of(model.config) | {name: value}
+    path = save_args(tmp_path / "m.pt", options, state_of(model))
+    with pytest.raises(ValueError, match="m.pt: "):
+        read_model(path, DICT)

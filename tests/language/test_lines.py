@@ -34,10 +34,7 @@ def test_reads_stdin(monkeypatch):
         (b"good\nb\0d\n", "bad.txt: line 2: a NUL byte"),
         (b"good\ngood\nb\xffd\n", "bad.txt: line 3: not UTF-8 at byte 1"),
         (b"", "bad.txt: empty"),
-        (
-            gzip.compress(b"text", mtime=0),
-            "bad.txt: looks compressed; decompress it first with zcat",
-        ),
+        (gzip.compress(b"text", mtime=0), "bad.txt: line 1: .*; decompress it"),
     ],
 )
 def test_rejects_invalid_text_with_its_line(tmp_path, content, message):

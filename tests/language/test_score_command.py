@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import zipflm
 import zipflm.cli
+from zipflm.data.encoding import TextEncoder
 from zipflm.evaluation.evaluate import evaluate
 from zipflm.language.score_command import ScoreOptions, score_files
 
@@ -218,8 +219,7 @@ def test_can_replace_invalid_bytes(adp, tmp_path):
 def test_reads_text_in_pieces_without_codes(bpe_data):
     lm = loaded(bpe_data, "BPE")
     pieces = " ".join(lm.vocabulary.words[i] for i in lm.reader.line("ba fila").ids[:-1])
-    lm.reader._takes_pieces, lm.reader.encoder.codes = True, None
-    lm.reader.encoder._cache.clear()
+    lm.reader._takes_pieces, lm.reader.encoder = True, TextEncoder(lm.vocabulary)
     words = lm.score(pieces).words
     assert [word.word for word in words] == ["ba", "fila", "</s>"]
 

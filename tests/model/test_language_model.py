@@ -10,6 +10,7 @@ from numerics import assert_close
 from zipflm import LanguageModel, preset
 from zipflm.config import CharacterInput, FixedInput, FullOutput, ModelConfig, TransformerDecoder
 from zipflm.interop.fairseq import model_config, model_weights
+from zipflm.interop.fairseq_options import latest_options
 from zipflm.presets import DATASETS, FACTORIZATIONS, SIZES, variants
 
 SPELLINGS = torch.randint(257, (4000, 50), dtype=torch.int16)
@@ -22,7 +23,7 @@ def tiny(factorization, **options):
 
 
 def golden_model(golden, dtype):
-    config = model_config(golden["args"], vocab_size=400)
+    config = model_config(latest_options(golden["args"], {}), vocab_size=400)
     model = LanguageModel(config, golden.get("spellings")).to(dtype)
     weights = model_weights(golden["state"], config)
     model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})

@@ -224,7 +224,7 @@ def is_first_process() -> bool:
 @contextmanager
 def show_progress() -> Iterator[None]:
     """Show a progress bar for scoring, if stderr is a terminal and this is the first process."""
-    from zipflm.data.prepare import progress_bar
+    from zipflm.cli.progress import progress_bar
     from zipflm.evaluation.progress import on_progress
 
     if not is_first_process():

@@ -125,8 +125,9 @@ def prepare(
 ) -> None:
     """Create a data folder from text, a named corpus, or sequences of integers."""
     from zipflm import api
+    from zipflm.cli.progress import progress_bar
+    from zipflm.cli.summary import data_warnings, summary
     from zipflm.data.folder import FACTS_FILE
-    from zipflm.data.prepare import data_warnings, progress_bar, summary
 
     with cleanup_on_sigterm(), progress_bar() as report:
         folder = api.prepare(

@@ -89,7 +89,7 @@ def score(
 
     With --json, every row is a line of JSON.
     """
-    from zipflm.data.prepare import progress_bar
+    from zipflm.cli.progress import progress_bar
     from zipflm.data.text import expand
     from zipflm.evaluation.progress import on_progress
     from zipflm.language.model import load
@@ -282,7 +282,7 @@ def rescore(
 
     With --reference, the weights are tuned on these lists and printed on stderr.
     """
-    from zipflm.data.prepare import progress_bar
+    from zipflm.cli.progress import progress_bar
     from zipflm.evaluation.progress import on_progress
     from zipflm.language import rescoring
     from zipflm.language.weights import parse_weights

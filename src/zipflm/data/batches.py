@@ -16,7 +16,7 @@ from torch import Tensor
 from zipflm.config import Blocks
 from zipflm.data.token_file import Tokens
 from zipflm.data.vocabulary import END, PAD
-from zipflm.data.windows import Windows, group_runs, rows
+from zipflm.data.windows import Windows, group, rows
 from zipflm.model.inputs import UniqueTokens
 
 Numbers = NDArray[np.uint64]
@@ -200,8 +200,8 @@ class Batches:
         sorts = shuffle or (blocks.break_mode == "sentence" and not in_order)
         num_segments = streams or max_tokens // blocks.block
         self._rows = rows(tokens, blocks, sorts=sorts, streams=num_segments)
-        self._groups = group_runs(self._rows.runs, max_tokens)
-        largest = int(self._groups.sizes.max())
+        self._bounds = group(self._rows.runs, max_tokens)
+        largest = int(np.diff(self._bounds).max())
         self._batches_per_step = max(1, min(_MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP // largest))
 
     def __len__(self) -> int:
@@ -211,7 +211,7 @@ class Batches:
     @property
     def num_batches(self) -> int:
         """Number of batches per epoch on all ranks."""
-        return len(self._groups)
+        return len(self._bounds) - 1
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, starting with batch `start`."""
@@ -225,8 +225,8 @@ class Batches:
         """Yield batches by their position in the sequence of all epochs and ranks."""
         remaining = iter(positions)
         while step := list(islice(remaining, self._batches_per_step)):
-            for epoch, group in groupby(step, lambda position: position // self.num_batches):
-                for windows in self._windows(epoch, [p % self.num_batches for p in group]):
+            for epoch, same in groupby(step, lambda position: position // self.num_batches):
+                for windows in self._windows(epoch, [p % self.num_batches for p in same]):
                     yield self._read(windows)
 
     def batch(self, epoch: int, index: int) -> Batch:
@@ -251,7 +251,8 @@ class Batches:
         runs, batches = self._rows.runs, np.array(positions, dtype=np.int64)
         if random is not None:
             batches = random(batches, self.num_batches, np.full_like(batches, len(runs)))
-        first_rows, sizes = self._groups.rows(batches)
+        first_rows = self._bounds[batches]
+        sizes = self._bounds[batches + 1] - first_rows
         ends = np.cumsum(sizes)
         indices = np.arange(ends[-1]) + np.repeat(first_rows + sizes - ends, sizes)
         if random is not None:  # shuffle rows of the same length

@@ -1,8 +1,7 @@
 """Byte-pair encoding (BPE): learn merges, split words into pieces, and join them again.
 
 Merges are learned with the `tokenizers` library and stored in the format of subword-nmt. Every
-piece of a word except the last ends in `@@`. Words longer than 1,000 characters are first split
-into segments of that length, because learning takes quadratic time in the word length.
+piece of a word except the last ends in `@@`.
 """
 
 from __future__ import annotations
@@ -13,23 +12,22 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import cached_property
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from zipflm.data.vocabulary import CONTINUES, SPECIALS
+from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN
 
 _HEADER = "#version: 0.2"
 _WORD_END = "</w>"
 """Marks the end of a word in merges. In pieces, `@@` marks all but the last instead."""
 _REPEATS = 10_000
-_MAX_SEGMENT_CHARS = 1_000
+_MAX_LEARNED_CHARS = 1_000
+"""Longer words are ignored when learning, which takes quadratic time in the word length."""
 
 Merge = tuple[str, str]
-_T = TypeVar("_T")
 
 
 class Codes:
@@ -44,7 +42,11 @@ class Codes:
 
         Raises ValueError if there is no such pair.
         """
-        words = {word: n for word, n in counts.items() if word not in SPECIALS}
+        words = {
+            word: count
+            for word, count in counts.items()
+            if word not in SPECIALS and len(word) <= _MAX_LEARNED_CHARS
+        }
         replacements = _replacements(words)
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -54,7 +56,7 @@ class Codes:
             min_frequency=2,
             show_progress=False,
         )
-        marked = _marked(words, replacements)
+        marked = {word[:-1] + replacements[word[-1]]: count for word, count in words.items()}
         _run_in_thread(lambda: tokenizer.train_from_iterator(_repeated(marked), trainer))
         merges = json.loads(tokenizer.to_str())["model"]["merges"]
         endings = str.maketrans(
@@ -111,45 +113,22 @@ class Codes:
         return [[word] if word in SPECIALS else self._pieces(word) for word in words]
 
     @cached_property
-    def _alphabet(self) -> frozenset[str]:
-        """The characters in the merges. Any other character is a separate piece."""
-        return frozenset("".join(map("".join, self.merges)))
-
-    @cached_property
-    def _other(self) -> str:
-        """A placeholder for characters outside the alphabet."""
-        return next(
-            char for char in map(chr, range(0xE000, 0x110000)) if char not in self._alphabet
-        )
-
-    # Cached, because building a model is slow. `_inner` is needed only for long words.
-    @cached_property
-    def _ending(self) -> models.BPE:
-        return self._model(_WORD_END)
-
-    @cached_property
-    def _inner(self) -> models.BPE:
-        return self._model("")
-
-    def _model(self, end: str) -> models.BPE:
-        alphabet = [*sorted(self._alphabet), self._other]
-        symbols = dict.fromkeys(alphabet)
-        symbols |= dict.fromkeys(character + _WORD_END for character in alphabet)
+    def _model(self) -> models.BPE:
+        # Characters outside the merges are unknown, and therefore separate pieces.
+        symbols = {SPECIALS[UNKNOWN]: None}
+        for character in sorted({c for merge in self.merges for symbol in merge for c in symbol}):
+            symbols |= {character: None, character + _WORD_END: None}
         for left, right in self.merges:
             symbols |= {left: None, right: None, left + right: None}
         vocabulary = {symbol: id for id, symbol in enumerate(symbols)}
-        return models.BPE(vocabulary, self.merges, end_of_word_suffix=end)
+        return models.BPE(
+            vocabulary, self.merges, end_of_word_suffix=_WORD_END, unk_token=SPECIALS[UNKNOWN]
+        )
 
     def _pieces(self, word: str) -> list[str]:
-        known, other = self._alphabet, self._other
-        is_known = known.issuperset(word)
-        masked = word if is_known else "".join(c if c in known else other for c in word)
-        *others, last = _segments(masked)
-        parts = [token.value for segment in others for token in self._inner.tokenize(segment)]
-        parts += _last_parts(last, self._ending)
-        if not is_known:
-            ends = [0, *accumulate(map(len, parts))]
-            parts = [word[start:end] for start, end in pairwise(ends)]
+        data = word.encode()
+        spans = (token.offsets for token in self._model.tokenize(word))
+        parts = [data[start:end].decode() for start, end in spans]
         if parts[-1].endswith(CONTINUES):
             parts[-1:] = [parts[-1][:-1], parts[-1][-1]]
         return [part + CONTINUES for part in parts[:-1]] + parts[-1:]
@@ -159,31 +138,6 @@ def join(pieces: Iterable[str]) -> str:
     """Join the pieces of one word. This is the inverse of `Codes.split`."""
     *inner, last = pieces
     return "".join(piece.removesuffix(CONTINUES) for piece in inner) + last
-
-
-def _last_parts(segment: str, model: models.BPE) -> list[str]:
-    parts = [token.value for token in model.tokenize(segment)]
-    parts[-1] = parts[-1].removesuffix(_WORD_END)
-    # Fall back to characters for words that contain the end-of-word marker.
-    return parts if "".join(parts) == segment and all(parts) else list(segment)
-
-
-def _segments(word: str) -> list[str]:
-    starts = range(0, len(word), _MAX_SEGMENT_CHARS)
-    return [word[start : start + _MAX_SEGMENT_CHARS] for start in starts]
-
-
-def _marked(words: Mapping[str, int], replacements: Mapping[str, str]) -> dict[str, int]:
-    """Count segments, with the ends of words marked."""
-    marked: dict[str, int] = {}
-    for word, count in words.items():
-        if len(word) > _MAX_SEGMENT_CHARS:
-            *others, word = _segments(word)
-            for segment in others:
-                marked[segment] = marked.get(segment, 0) + count
-        last = word[:-1] + replacements[word[-1]]
-        marked[last] = marked.get(last, 0) + count
-    return marked
 
 
 def _replacements(words: Iterable[str]) -> dict[str, str]:
@@ -203,19 +157,20 @@ def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
             yield " ".join([word] * min(_REPEATS, count - start))
 
 
-def _run_in_thread(work: Callable[[], _T]) -> _T:
+def _run_in_thread(work: Callable[[], None]) -> None:
     """Run native code that takes minutes so that signals can still stop the process.
 
     Python handles signals in the main thread, between bytecode instructions. The main thread waits
     here while a daemon thread, which does not keep the process alive, does the work.
     """
-    result: Future[_T] = Future()
+    result: Future[None] = Future()
 
     def run() -> None:
         try:
-            result.set_result(work())
+            work()
+            result.set_result(None)
         except BaseException as error:
             result.set_exception(error)
 
     threading.Thread(target=run, name="zipflm-bpe", daemon=True).start()
-    return result.result()
+    result.result()

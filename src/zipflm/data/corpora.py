@@ -108,8 +108,6 @@ class Corpus:
     """Hash of the archive. Several public projects list the same one."""
     members: Mapping[str, str]
     """Glob pattern for the files of each split in the archive."""
-    tokens: Mapping[str, int]
-    """Published size of each split, including one `</s>` per line."""
 
 
 _METAMIND = "https://s3.amazonaws.com/research.metamind.io/wikitext"
@@ -118,7 +116,7 @@ _MXNET = "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/gluon/datas
 _BENCHMARK = "1-billion-word-language-modeling-benchmark-r13output"
 
 
-def _wikitext(size: int, sha256: str, train_tokens: int) -> Corpus:
+def _wikitext(size: int, sha256: str) -> Corpus:
     name = f"wikitext-{size}"
     archive = f"{name}-v1.zip"
     return Corpus(
@@ -126,16 +124,13 @@ def _wikitext(size: int, sha256: str, train_tokens: int) -> Corpus:
         mirrors=(f"{_SMERITY}/{archive}", f"{_METAMIND}/{archive}", f"{_MXNET}/{name}/{archive}"),
         sha256=sha256,
         members={split: f"{name}/wiki.{split}.tokens" for split in SPLITS},
-        tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
     )
 
 
 CORPORA: dict[str, Corpus] = {
-    "wikitext-2": _wikitext(
-        2, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 2_088_628
-    ),
+    "wikitext-2": _wikitext(2, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
     "wikitext-103": _wikitext(
-        103, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590", 103_227_021
+        103, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
     ),
     "billion-word": Corpus(
         archive=f"{_BENCHMARK}.tar.gz",
@@ -150,8 +145,6 @@ CORPORA: dict[str, Corpus] = {
             "valid": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00001-of-00050",
             "test": f"{_BENCHMARK}/heldout-monolingual.tokenized.shuffled/*-00000-of-00050",
         },
-        # 768,648,884 words in 30,301,028 lines; the size of the second shard is not published.
-        tokens={"train": 798_949_912, "test": 159_658},
     ),
 }
 
@@ -161,8 +154,8 @@ NAMES = (EMBEDDED, *CORPORA)
 @contextmanager
 def corpus_texts(
     name: str, cache: Path, report: Report = lambda task, done, total: None
-) -> Iterator[tuple[Splits, Mapping[str, int]]]:
-    """Yield temporary text files for each split, and the expected token counts.
+) -> Iterator[Splits]:
+    """Yield temporary text files for each split.
 
     Raises ValueError for an unknown name or a damaged archive, OSError if the download fails.
     """
@@ -172,7 +165,7 @@ def corpus_texts(
         with TemporaryDirectory(prefix="zipflm-") as folder:
             with report_full_disk(Path(folder), TEMPORARY_REMEDY):
                 splits = _write_addresses(Path(folder))
-            yield splits, {}
+            yield splits
         return
     corpus = CORPORA[name]
     archive = fetch(
@@ -184,7 +177,7 @@ def corpus_texts(
     with TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
         with report_full_disk(cache, "free some space or choose another cache folder"):
             splits = _unpack(archive, corpus, Path(folder))
-        yield splits, corpus.tokens
+        yield splits
 
 
 def fetch(

@@ -108,7 +108,7 @@ def on_worker(chunk: Chunk, task: Task, version: str) -> ScannedChunk:
 
 
 def _version() -> str:
-    """Include the Unicode version of Python: it defines letters and white space."""
+    """Include the Unicode version of Python: it defines letters and whitespace."""
     return f"zipflm {__version__} with Unicode {unicodedata.unidata_version}"
 
 

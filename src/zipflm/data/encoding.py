@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.config.layers import NUM_BYTES, NUM_MARKERS
-from zipflm.data.scan import LINE_END, concatenated
-from zipflm.data.splitting import Splitter
+from zipflm.data.scan import concatenated
+from zipflm.data.splitting import Splitter, cache_short
 from zipflm.data.vocabulary import END, PAD, SPECIALS, UNKNOWN, Vocabulary
 
 if TYPE_CHECKING:
     from zipflm.data.bpe import Codes
-
-_MAX_CACHED_CHARS = 1 << 20
-"""Cache limit in characters of distinct words."""
 
 
 class Encoding:
@@ -35,9 +32,8 @@ class Encoding:
             self.lengths: NDArray[np.int64] = np.ones(len(words), dtype=np.int64)
             self.flat: NDArray[np.uint32] = vocabulary.ids(words).astype(np.uint32)
         else:
-            _, *split = words
-            rows = [[END], *([vocabulary.id(p) for p in pieces] for pieces in codes.split(split))]
-            rows = [[UNKNOWN] if UNKNOWN in row else row for row in rows]
+            _, *others = words
+            rows = [[END], *(_piece_ids(pieces, vocabulary) for pieces in codes.split(others))]
             self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
             self.flat = np.fromiter(chain.from_iterable(rows), np.uint32, self.lengths.sum())
         self.flat[0] = END
@@ -67,6 +63,11 @@ def word_digests(words: Iterable[str]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), dtype="<u8")
 
 
+def _piece_ids(pieces: Iterable[str], vocabulary: Vocabulary) -> list[int]:
+    ids = [vocabulary.id(piece) for piece in pieces]
+    return [UNKNOWN] if UNKNOWN in ids else ids
+
+
 class EncodedWord(NamedTuple):
     """A word of a text with its ids."""
 
@@ -93,8 +94,7 @@ class TextEncoder:
         self.codes: Codes | None = codes
         self.splitter: Splitter = Splitter(splitting)
         self._unseen_ids = unseen_ids
-        self._cache: dict[str, tuple[int, ...]] = {}
-        self._cached_chars = 0
+        self._cached_ids = cache_short(self._ids)
 
     def line(self, text: str) -> list[EncodedWord]:
         """Return the words of a line, without the final `</s>`."""
@@ -107,27 +107,14 @@ class TextEncoder:
 
     def ids(self, words: Iterable[str]) -> list[tuple[int, ...]]:
         """Return the ids of each word."""
-        words = list(words)
-        cache = self._cache
-        if new := [word for word in dict.fromkeys(words) if word not in cache]:
-            if self._cached_chars + sum(map(len, new)) > _MAX_CACHED_CHARS:
-                cache.clear()
-                self._cached_chars = 0
-                new = list(dict.fromkeys(words))
-            self._cached_chars += sum(map(len, new))
-            self._encode(new)
-        return [cache[word] for word in words]
+        return [self._cached_ids(word) for word in words]
 
-    def _encode(self, words: Sequence[str]) -> None:
-        encoding = Encoding([LINE_END, *words], self.vocabulary, self.codes)
-        flat = encoding.flat.tolist()
-        spans = zip(encoding.starts.tolist(), encoding.lengths.tolist(), strict=True)
-        for word, (start, length) in zip(words, list(spans)[1:], strict=True):
-            self._cache[word] = tuple(flat[start : start + length])
-        if self._unseen_ids is not None:
-            unseen = [w for w in words if self._cache[w] == (UNKNOWN,) and w not in SPECIALS]
-            ids = self._unseen_ids(unseen)
-            self._cache |= {word: (id_,) for word, id_ in zip(unseen, ids, strict=True)}
+    def _ids(self, word: str) -> tuple[int, ...]:
+        pieces = [word] if self.codes is None else self.codes.split([word])[0]
+        ids = _piece_ids(pieces, self.vocabulary)
+        if ids == [UNKNOWN] and self._unseen_ids is not None and word not in SPECIALS:
+            return tuple(self._unseen_ids([word]))
+        return tuple(UNKNOWN if id == PAD else id for id in ids)
 
 
 def spellings(

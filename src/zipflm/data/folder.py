@@ -18,7 +18,13 @@ from zipflm.data.token_file import TokenFile
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.messages import quoted
 from zipflm.settings import from_dict, load_object
-from zipflm.storage import CHECKSUMS, Verified, clear_abandoned, read_checksums, require_unchanged
+from zipflm.storage import (
+    CHECKSUMS,
+    clear_abandoned,
+    read_checksums,
+    require_unchanged,
+    verify_once,
+)
 
 FORMAT = 3
 FACTS_FILE = "data.json"
@@ -133,8 +139,9 @@ def read_facts(folder: Path) -> DataFacts:
     try:
         values = load_object(path.read_bytes())
         if values.get("format") != FORMAT:
-            found = quoted(values.get("format"))
-            raise ValueError(f"format {found}, but this release reads {FORMAT}")
+            raise ValueError(
+                f"format {quoted(values.get('format'))}, but this release reads {FORMAT}"
+            )
         return from_dict(DataFacts, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None
@@ -217,11 +224,10 @@ class DataFolder:
         A file that has not changed since the last comparison is not read again. Raises ValueError
         if a file differs.
         """
-        verified = Verified(self.path)
         for split in splits or self.splits:
             facts = self.split(split)
             try:
-                verified.require_unchanged(facts.file, {facts.file: facts.sha256})
+                verify_once(self.path, facts.file, {facts.file: facts.sha256})
             except ValueError as error:
                 raise ValueError(f"{error}; prepare the data again") from None
 

@@ -1,10 +1,10 @@
-"""`zipflm prepare`: create a data folder from text, with progress, a summary and warnings."""
+"""`zipflm prepare`: create a data folder from text."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data import dask
@@ -50,99 +49,6 @@ from zipflm.data.token_file import TokenWriter
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.settings import write_record
 from zipflm.storage import file_hash, new_folder, refuse_existing, seal
-
-_MAX_UNKNOWN = 0.05
-"""Warn about a held-out text with a larger share of unknown words."""
-_MAX_LINE_WORDS = 1_000_000
-_OFFSETS_PER_CHUNK = 1 << 20
-
-
-@contextmanager
-def progress_bar(unit: str = "bytes") -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yield a function for `prepare(report=...)` that draws bars if stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:22}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TransferSpeedColumn() if unit == "bytes" else TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-
-        def report(task: str, done: int, total: int | None) -> None:
-            # A task that is repeated gets a new bar.
-            if task not in bars or progress.tasks[bars[task]].finished:
-                bars[task] = progress.add_task(task, total=total, rate="")
-            bar = progress.tasks[bars[task]]
-            progress.update(bar.id, advance=done, rate=f"{bar.speed or 0:,.0f} {unit}/s")
-
-        yield report
-
-
-def summary(folder: DataFolder) -> str:
-    """Describe the contents of a folder in a few lines."""
-    facts = folder.facts
-    vocabulary = facts.vocabulary
-    rule = "" if facts.splitting.is_plain else f", {facts.splitting}"
-    lines = [
-        f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}{rule}), hash {vocabulary.hash[:16]}"
-    ]
-    for name, split in facts.splits.items():
-        unknown = 100 * split.unknown / split.tokens
-        files = len(split.sources)
-        lines.append(
-            f"  {name:5}  {files:>4} file{'s' if files != 1 else ' '}  "
-            f"{split.tokens:>13,} tokens  {split.sentences:>11,} sentences  "
-            f"{split.types:>10,} types  {unknown:.2f} % unknown"
-        )
-    if facts.splitting.is_plain and not facts.options.ids:
-        lines.append("  words are separated by spaces (use --words words to split off punctuation)")
-    requested, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
-    if requested is not None and learned < requested:
-        lines.append(
-            f"  learned {learned:,} of {requested:,} merges: no remaining pair occurs more than "
-            "once"
-        )
-    return "\n".join(lines)
-
-
-def _longest_sentence(offsets: NDArray[np.uint64]) -> int:
-    """Return the length of the longest sentence. Works in chunks: there can be billions."""
-    starts = range(0, len(offsets) - 1, _OFFSETS_PER_CHUNK)
-    return max(
-        int(np.diff(offsets[start : start + _OFFSETS_PER_CHUNK + 1]).max()) for start in starts
-    )
-
-
-def data_warnings(folder: DataFolder) -> Iterator[str]:
-    """Yield warnings about data that looks wrong."""
-    for name, split in folder.facts.splits.items():
-        unknown = split.out_of_vocabulary / split.words
-        if name != "train" and unknown > _MAX_UNKNOWN:
-            yield (
-                f"{unknown:.1%} of the words of the {name} text are unknown; check that it is the "
-                "same kind of text with the same tokenization, or lower --min-count, raise "
-                "--max-size, or use sub-words (--bpe)"
-            )
-        longest = _longest_sentence(folder.tokens(name).offsets)
-        if longest > _MAX_LINE_WORDS:
-            yield (
-                f"the {name} text has a line of {longest:,} words; use one sentence or paragraph "
-                "per line"
-            )
-
 
 Source = str | PathLike[str]
 
@@ -206,15 +112,13 @@ def prepare(
     *,
     processes: int = 1,
     scheduler: str | None = None,
-    expected: Mapping[str, int] | None = None,
     report: Report = lambda task, done, total: None,
 ) -> DataFolder:
     """Create a data folder from the texts of `train`, `valid` and `test`.
 
     Only `train` determines the vocabulary. `scheduler` is the address of a Dask scheduler whose
-    workers read the texts, or `local`; it does not change the result. `expected` maps each split to
-    its required token count, including `</s>`. Raises ValueError or OSError for invalid input,
-    without creating the folder.
+    workers read the texts, or `local`; it does not change the result. Raises ValueError or OSError
+    for invalid input, without creating the folder.
     """
     options = options or Options()
     refuse_existing(out)
@@ -228,7 +132,6 @@ def prepare(
                 rename = item_names(texts, names) if options.ids else None
                 scans[split] = Scan(Path(spool) / split, rename)
                 _read(split, texts, scans[split], options, map_in_order, chunk_bytes, report)
-            _check_sizes(scans, expected or {})
             if options.bpe is not None:
                 report("learning sub-words", 0, None)
                 codes = Codes.learn(scans["train"].word_counts(), options.bpe)
@@ -264,15 +167,9 @@ def prepare_corpus(
     refuse_existing(out)
     _load_vocabulary_and_codes(options or Options())
     cache = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
-    with corpus_texts(corpus, cache, report) as (splits, expected):
+    with corpus_texts(corpus, cache, report) as splits:
         return prepare(
-            out,
-            splits,
-            options,
-            processes=processes,
-            scheduler=scheduler,
-            expected=expected,
-            report=report,
+            out, splits, options, processes=processes, scheduler=scheduler, report=report
         )
 
 
@@ -356,15 +253,6 @@ def _read(
         )
     if into.num_tokens == into.num_sentences:
         raise ValueError(f"{', '.join(texts)}: no words in the {split} split")
-
-
-def _check_sizes(scans: Mapping[str, Scan], expected: Mapping[str, int]) -> None:
-    for split, size in expected.items():
-        if scans[split].num_unsplit != size:
-            raise ValueError(
-                f"the {split} split has {scans[split].num_unsplit:,} tokens instead of {size:,}; "
-                "the corpus is damaged or a different version"
-            )
 
 
 def _build_vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:

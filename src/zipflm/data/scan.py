@@ -4,7 +4,7 @@ Splitting text and looking up words is slow, so it happens once: the words of a 
 in order of appearance, and a NumPy gather converts the numbers to ids once the vocabulary is known.
 Workers share no state, so the result does not depend on the number of workers.
 
-Tokens between white space are numbered first, on bytes. A rule that splits further
+Tokens between whitespace are numbered first, on bytes. A rule that splits further
 (`data.splitting`) is applied to each distinct token once per chunk.
 """
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.splitting import Splitter
-from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks, decompressor, encoding_hint
+from zipflm.data.text import CHUNK_BYTES, ENCODING_HINT, UTF_8, Chunk, chunks
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
@@ -53,8 +53,6 @@ class ScannedChunk:
     counts: NDArray[np.int64]
     indices: NDArray[Any]
     """The chunk as indices into `words`, in the smallest integer type."""
-    num_unsplit: int
-    """Number of tokens between white space, plus line ends."""
 
 
 Task = Callable[[Chunk], ScannedChunk]
@@ -71,8 +69,6 @@ class Scan:
         self._index: defaultdict[str, int] = _numbering(LINE_END)
         self._counts = np.zeros(1, dtype=np.int64)
         self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
-        self.num_unsplit: int = 0
-        """Tokens and line ends before a rule splits further, as in published corpus sizes."""
 
     def add(self, chunk: ScannedChunk) -> None:
         """Append a chunk and number its words across the split."""
@@ -84,7 +80,6 @@ class Scan:
             missing = 2 * len(self._index) - len(self._counts)
             self._counts = np.append(self._counts, np.zeros(missing, dtype=np.int64))
         self._counts[numbers] += chunk.counts
-        self.num_unsplit += chunk.num_unsplit
         with open(self._spool, "ab") as file:
             file.write(numbers.data)
             file.write(chunk.indices.data)
@@ -152,15 +147,14 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
     except UnicodeDecodeError:
         raise _invalid_utf8(chunk) from None
     if joined.split() != joined.split(" "):
-        # Rare: non-ASCII white space, which bytes.split() does not split at.
+        # Rare: non-ASCII whitespace, which bytes.split() does not split at.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
-    num_unsplit = len(numbers)
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
     counts = np.bincount(numbers)
     indices = numbers.astype(np.min_scalar_type(len(counts)))
-    return ScannedChunk(joined, counts, indices, num_unsplit)
+    return ScannedChunk(joined, counts, indices)
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
@@ -221,7 +215,7 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
     A NUL byte raises ValueError. `errors="replace"` replaces NUL and invalid UTF-8 with U+FFFD.
     """
     if (nul := data.find(0)) >= 0 and errors == "strict":
-        raise _invalid_bytes(chunk, data, nul, "a NUL byte")
+        raise _invalid_bytes(chunk, nul, "a NUL byte")
     if errors == "replace":
         data = data.decode("utf-8", "replace").replace(LINE_END, "\ufffd").encode()
     if chunk.start == 0:
@@ -232,20 +226,17 @@ def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
 
 
 def _invalid_utf8(chunk: Chunk) -> ValueError:
-    data = chunk.read()
     try:
-        data.decode("utf-8")
+        chunk.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        return _invalid_bytes(chunk, data, error.start, "not UTF-8")
+        return _invalid_bytes(chunk, error.start, "not UTF-8")
     raise AssertionError("words are invalid in a valid text")
 
 
-def _invalid_bytes(chunk: Chunk, data: bytes, position: int, problem: str) -> ValueError:
-    if chunk.start == 0 and (program := decompressor(data)):
-        return ValueError(f"{chunk.source}: looks compressed; decompress it first with {program}")
+def _invalid_bytes(chunk: Chunk, position: int, problem: str) -> ValueError:
     return ValueError(
-        f"{chunk.source}: {problem} at byte {chunk.start + position}; {encoding_hint(data)}, fix "
-        "the text, or set errors to replace"
+        f"{chunk.source}: {problem} at byte {chunk.start + position}; {ENCODING_HINT}, fix the "
+        "text, or set errors to replace"
     )
 
 

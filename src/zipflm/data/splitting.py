@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 from zipflm.config import Rule, Splitting
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN
@@ -79,9 +80,8 @@ class Joiner:
         return bool(_NO_SPACES_BETWEEN.match(word) and _NO_SPACES_BETWEEN.match(last))
 
 
-# Cache limit in characters of distinct tokens. Tokens are not counted, because in languages without
-# spaces a token is as long as a line.
-_MAX_CACHED_CHARS = 1 << 20
+_MAX_CACHED = 1 << 15
+_MAX_CACHED_CHARS = 100
 
 # A longer token is split into segments of this many characters, because some patterns take
 # quadratic time.
@@ -93,6 +93,18 @@ _LEADING_MARKS = frozenset('("[$')
 _TOKEN = re.compile(r"\S+")
 
 _Parts = list[tuple[str, tuple[int, int]]]
+
+
+_T = TypeVar("_T")
+
+
+def cache_short(function: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Cache the results for short strings.
+
+    In languages without spaces, a token can be as long as a line, so a cache of all would be large.
+    """
+    cached = lru_cache(_MAX_CACHED)(function)
+    return lambda text: cached(text) if len(text) <= _MAX_CACHED_CHARS else function(text)
 
 
 class Piece(NamedTuple):
@@ -110,27 +122,16 @@ class Splitter:
     def __init__(self, splitting: Splitting) -> None:
         self.splitting = splitting
         self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
-        self._cache: dict[str, tuple[Piece, ...]] = {}
-        self._cached_chars = 0
+        self.token: Callable[[str], tuple[Piece, ...]] = cache_short(self._split)
+        """Returns the words of a token without whitespace."""
 
     def words(self, line: str) -> list[Piece]:
-        """Return the words of a line with their spans. The text between them is white space."""
+        """Return the words of a line with their spans. The text between them is whitespace."""
         pieces: list[Piece] = []
         for match in _TOKEN.finditer(line):
             offset = match.start()
             for word, start, end in self.token(match[0]):
                 pieces.append(Piece(word, offset + start, offset + end))
-        return pieces
-
-    def token(self, token: str) -> tuple[Piece, ...]:
-        """Return the words of a token without white space."""
-        pieces = self._cache.get(token)
-        if pieces is None:
-            if self._cached_chars + len(token) > _MAX_CACHED_CHARS:
-                self._cache.clear()
-                self._cached_chars = 0
-            self._cached_chars += len(token)
-            pieces = self._cache[token] = self._split(token)
         return pieces
 
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
@@ -144,7 +145,7 @@ class Splitter:
             yield words
 
     def join(self, words: Iterable[str]) -> str:
-        """Return readable text. Inverts `words`, except for white space and replacements."""
+        """Return readable text. Inverts `words`, except for whitespace and replacements."""
         joiner = self.joiner()
         return "".join(joiner.add(word) for word in words)
 
@@ -192,7 +193,7 @@ def _whitespace(lowercased: bool) -> _Rule:
 
 # --- words ---
 
-# Patterns use (?x), so white space in them is ignored; \x27 is an apostrophe.
+# Patterns use (?x), so whitespace in them is ignored; \x27 is an apostrophe.
 _SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\u30FC\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 # Zero-width joiners and soft hyphens belong to the word they are in.
 _LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}_\u00AD\u200C\u200D]&&[^{_SPACELESS}]]"
@@ -276,24 +277,24 @@ def _wikitext(lowercased: bool) -> _Rule:
     pattern = _WIKITEXT.replace("ABBREVIATIONS", "|".join(abbreviations))
     parts = _compiled(pattern.replace("AFTER_APOSTROPHE", "|".join(endings)))
 
-    def pieces(token: str) -> list[Piece]:
+    def split(token: str) -> list[Piece]:
         if len(token) == 1:  # keep typographic marks, which also occur in WikiText
             return [Piece(token, 0, 1)]
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for part, (start, end) in parts(token):
             if (
                 part == "-"
                 and _is_alnum(token[start - 1 : start])
                 and _is_alnum(token[end : end + 1])
             ):
-                found.append(Piece("@-@", start, end))
+                pieces.append(Piece("@-@", start, end))
             elif _NUMBER.fullmatch(part):
-                found += _number(part, start)
+                pieces += _number(part, start)
             else:
-                found.append(Piece(part.translate(_PLAIN_MARKS), start, end))
-        return found
+                pieces.append(Piece(part.translate(_PLAIN_MARKS), start, end))
+        return pieces
 
-    return pieces
+    return split
 
 
 def _is_alnum(character: str) -> bool:
@@ -315,7 +316,7 @@ _RULES: dict[str, Callable[[bool], _Rule]] = {
 
 def _compiled(pattern: str) -> Callable[[str], _Parts]:
     """Return a function that splits a token into the matches of a pattern."""
-    # Imported here because plain white-space splitting does not need it.
+    # Imported here because plain whitespace splitting does not need it.
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str

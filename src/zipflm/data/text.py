@@ -33,6 +33,8 @@ MAX_LINE_BYTES = 1 << 24
 
 STDIN = "-"
 UTF_8 = "utf-8"
+ENCODING_HINT = "decompress it, set encoding (latin-1, cp1252, utf-16, ...)"
+"""Remedies for a file that is not UTF-8 text."""
 _STORED_BYTES = 1 << 12
 """Bytes of a .zst file to decompress per step. Four bytes can expand to 128 KiB, so this limits the
 memory that a malicious file can use."""
@@ -80,7 +82,7 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
     import fsspec
 
     try:
-        found = fsspec.core.url_to_fs(name)
+        filesystem, path = fsspec.core.url_to_fs(name)
     except ImportError as error:
         raise ValueError(f"{name}: {error}; install the package for such URLs") from None
     except ValueError as error:
@@ -88,7 +90,7 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
             f"{name}: {error}; use a file, or a URL such as s3://, gs://, hdfs:// or file://"
         ) from None
     try:
-        yield found
+        yield filesystem, path
     except (ValueError, OSError):
         raise
     except Exception as error:  # each file system raises different exceptions
@@ -102,10 +104,10 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
-        found = _expand_url(pattern) if is_url(pattern) else _expand_path(pattern)
-        if not found:
+        matches = _expand_url(pattern) if is_url(pattern) else _expand_path(pattern)
+        if not matches:
             raise FileNotFoundError(f"{pattern}: no such file")
-        names += found
+        names += matches
     if names.count(STDIN) > 1:
         raise ValueError("-: standard input can be read only once")
     return names
@@ -114,11 +116,11 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 def _expand_url(pattern: str) -> list[str]:
     with _remote(pattern) as (files, path):
         if any(char in path for char in "*?["):
-            found = files.glob(path, detail=True)
+            matches = files.glob(path, detail=True)
         else:
-            found = {path: files.info(path)} if files.exists(path) else {}
-        names = sorted(files.unstrip_protocol(name) for name in found)
-    for name, info in found.items():
+            matches = {path: files.info(path)} if files.exists(path) else {}
+        names = sorted(files.unstrip_protocol(name) for name in matches)
+    for name, info in matches.items():
         if info["type"] == "directory":
             raise _folder(name)
     return names
@@ -140,13 +142,8 @@ def _folder(name: str) -> IsADirectoryError:
 
 
 def identity(name: str) -> str:
-    """Return a canonical name, which is equal for two names of the same file."""
-    if is_url(name):
-        with _remote(name) as (files, path):
-            if "file" not in files.protocol:
-                return str(files.unstrip_protocol(path))
-            name = path
-    return name if name == STDIN else os.path.realpath(name)
+    """Return a canonical name, which is equal for two paths of the same file."""
+    return name if name == STDIN or is_url(name) else os.path.realpath(name)
 
 
 def stored_size(names: Iterable[str]) -> int | None:
@@ -188,18 +185,14 @@ def chunks(
     `replace`. Invalid UTF-8 is not checked here.
     """
     encoding = check_encoding(encoding)
-    if is_stored(name) and not name.endswith(_SUFFIXES) and encoding == UTF_8:
+    is_stored = is_url(name) or os.path.isfile(name)  # not standard input or a pipe
+    if is_stored and not name.endswith(_SUFFIXES) and encoding == UTF_8:
         yield from _ranges(name, size)
         return
     start = 0
     for data, consumed in _whole_lines(name, size, encoding, errors):
         yield Chunk(shown(name), start, len(data), data, consumed)
         start += len(data)
-
-
-def is_stored(name: str) -> bool:
-    """Return whether a source can be read again, unlike standard input or a pipe."""
-    return name != STDIN and (is_url(name) or os.path.isfile(name))
 
 
 def line_groups(
@@ -309,21 +302,14 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder(encoding)(errors)
-    num_decoded = 0
     for data in chain(blocks, [b""]):
-        # The decoder buffers incomplete characters, and counts positions from their start.
-        num_buffered = len(decoder.getstate()[0])
         try:
             # Encoding can also fail: some codecs accept lone surrogates.
-            text = decoder.decode(data, final=not data).encode()
-        except UnicodeError as error:
-            position = num_decoded - num_buffered + getattr(error, "start", 0)
+            yield decoder.decode(data, final=not data).encode()
+        except UnicodeError:
             raise ValueError(
-                f"{shown(name)}: not {encoding} near byte {position}; use another encoding or fix "
-                "the text"
+                f"{shown(name)}: not {encoding}; use another encoding or fix the text"
             ) from None
-        num_decoded += len(data)
-        yield text
 
 
 def _uncompressed(name: str, raw: IO[bytes]) -> Iterator[bytes]:
@@ -358,30 +344,6 @@ def _zstd(name: str, raw: IO[bytes]) -> Iterator[bytes]:
                 frame = None
     if frame is not None:
         raise EOFError("the last frame is incomplete")
-
-
-_DECOMPRESSORS = {
-    b"\x1f\x8b": "zcat",
-    b"BZh": "bzcat",
-    b"\xfd7zXZ": "xzcat",
-    b"\x28\xb5\x2f\xfd": "zstdcat",
-}
-
-
-def decompressor(data: bytes) -> str | None:
-    """Return the program that decompresses the data, or None if it does not look compressed."""
-    return next((name for magic, name in _DECOMPRESSORS.items() if data.startswith(magic)), None)
-
-
-def encoding_hint(data: bytes) -> str:
-    """Suggest an encoding for text that is not UTF-8."""
-    # UTF-16 has a byte order mark, or every other byte is usually 0.
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "it looks like UTF-16: set encoding to utf-16"
-    if data[:200:2].count(0) > 80 or data[1:200:2].count(0) > 80:
-        is_big_endian = data[:200:2].count(0) > 80
-        return f"it looks like UTF-16: set encoding to utf-16-{'be' if is_big_endian else 'le'}"
-    return "set encoding (latin-1, cp1252, utf-16, ...)"
 
 
 def shown(name: str) -> str:

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol
@@ -30,7 +29,6 @@ _HEADER = struct.Struct("<8sIIQQQ64s")
 _HEADER_SIZE = 128
 _TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _COPY_BYTES = 1 << 22
-_OFFSETS_PER_CHUNK = 1 << 20
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -100,31 +98,21 @@ class TokenFile:
                 f"release reads version {_VERSION}; prepare the data again"
             )
         self.vocabulary_hash: str = digest.decode("ascii", "replace").rstrip("\0")
-        self._offsets_at = _aligned(_HEADER_SIZE + tokens * width)
-        expected = self._offsets_at + 8 * (self.num_sentences + 1)
+        offsets_at = _aligned(_HEADER_SIZE + tokens * width)
+        expected = offsets_at + 8 * (self.num_sentences + 1)
         if self._size != expected:
             raise ValueError(
                 f"{self.path}: truncated or damaged, {self._size} bytes instead of {expected}; "
                 "prepare the data again"
             )
         self.ids: Ids = np.ndarray((tokens,), _TYPES[width], self._map, _HEADER_SIZE)
+        self.offsets: NDArray[np.uint64] = np.ndarray(
+            (self.num_sentences + 1,), np.uint64, self._map, offsets_at
+        )
+        """Start of every sentence, then the number of tokens."""
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @cached_property
-    def offsets(self) -> NDArray[np.uint64]:
-        """Start of every sentence, then the number of tokens."""
-        self.require_whole()
-        shape = (self.num_sentences + 1,)
-        offsets: NDArray[np.uint64] = np.ndarray(shape, np.uint64, self._map, self._offsets_at)
-        # Wrong offsets could result in a batch of any size.
-        if offsets[0] != 0 or offsets[-1] != len(self) or not _is_increasing(offsets):
-            raise ValueError(
-                f"{self.path}: damaged, sentence offsets do not increase from 0 to {len(self)}; "
-                "prepare the data again"
-            )
-        return offsets
 
     def require_whole(self) -> None:
         """Raise ValueError if the file size has changed since it was opened.
@@ -187,13 +175,6 @@ class TokenWriter:
             with suppress(OSError):  # closing may fail again on a full disk
                 file.close()
         os.unlink(self._offsets_path)
-
-
-def _is_increasing(offsets: NDArray[np.uint64]) -> bool:
-    """Return whether offsets strictly increase. Works in chunks: there can be billions."""
-    starts = range(0, len(offsets) - 1, _OFFSETS_PER_CHUNK)
-    chunks = (offsets[start : start + _OFFSETS_PER_CHUNK + 1] for start in starts)
-    return all(bool(np.all(chunk[:-1] < chunk[1:])) for chunk in chunks)
 
 
 def _aligned(position: int) -> int:

@@ -159,7 +159,7 @@ def _fillers(words: Sequence[str], multiple: int) -> list[str]:
 
 
 def _parse(path: str | PathLike[str], line_number: int, line: str) -> tuple[str, int, bool]:
-    # Split at the last plain space, as fairseq does: words may contain other white space.
+    # Split at the last plain space, as fairseq does: words may contain other whitespace.
     word, _, field = line.rstrip().rpartition(" ")
     overwrites = field == _OVERWRITE
     if overwrites:

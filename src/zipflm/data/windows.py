@@ -69,10 +69,17 @@ def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool, streams: int = 1) -> Ro
     """
     if blocks.break_mode == "stream":
         return _segments(len(tokens.ids), blocks.block, streams)
-    if blocks.break_mode == "none":
-        return _even_rows(len(tokens.ids), blocks, sorts)
     bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
-    return _rows_between(bounds, blocks, sorts)
+    lengths = _window_lengths(bounds, blocks)
+
+    def windows(parts: Positions) -> Windows:
+        start, end = (bounds[index].astype(np.int64) for index in (parts, parts + 1))
+        return with_context(start, end, blocks)
+
+    if not sorts:
+        return Rows(Runs.of(lengths), windows)
+    order = np.argsort(lengths, kind="stable")
+    return Rows(Runs.of(lengths[order]), lambda positions: windows(order[positions]))
 
 
 def _segments(total: int, block: int, num_segments: int) -> Rows:
@@ -85,52 +92,7 @@ def _segments(total: int, block: int, num_segments: int) -> Rows:
         return Windows(start, start, np.minimum(start + block, limit))
 
     num_rows = -(-length // block) * num_segments
-    return Rows(_runs(np.array([block]), np.array([num_rows])), windows)
-
-
-def _even_rows(total: int, blocks: Blocks, sorts: bool) -> Rows:
-    """Return windows over parts of one size, computed on demand instead of stored."""
-    size = blocks.block - blocks.context
-    num_parts = -(-total // size)
-
-    def windows(parts: Positions) -> Windows:
-        return with_context(parts * size, np.minimum((parts + 1) * size, total), blocks)
-
-    # The first windows have less context, and the last part may be shorter.
-    num_first = min(-(-blocks.context // size), num_parts - 1)
-    short = np.append(np.arange(num_first), num_parts - 1)
-    short_lengths, num_full = _lengths(windows(short)), num_parts - len(short)
-    if not sorts:
-        lengths = np.insert(short_lengths, num_first, blocks.block)
-        counts = np.insert(np.ones_like(short), num_first, num_full)
-        return Rows(_runs(lengths, counts), windows)
-    short = short[np.argsort(short_lengths, kind="stable")]
-    lengths = np.append(np.sort(short_lengths), blocks.block)
-    counts = np.append(np.ones_like(short), num_full)
-
-    def sorted_windows(positions: Positions) -> Windows:
-        shorter = short[np.minimum(positions, len(short) - 1)]
-        full = positions - len(short) + num_first
-        return windows(np.where(positions < len(short), shorter, full))
-
-    return Rows(_runs(lengths, counts), sorted_windows)
-
-
-def _runs(lengths: Positions, counts: Positions) -> Runs:
-    return Runs.of(lengths[counts > 0], counts[counts > 0])
-
-
-def _rows_between(bounds: NDArray[Any], blocks: Blocks, sorts: bool) -> Rows:
-    lengths = _window_lengths(bounds, blocks)
-
-    def windows(parts: Positions) -> Windows:
-        start, end = (bounds[at].astype(np.int64) for at in (parts, parts + 1))
-        return with_context(start, end, blocks)
-
-    if not sorts:
-        return Rows(Runs.of(lengths), windows)
-    order = np.argsort(lengths, kind="stable")
-    return Rows(Runs.of(lengths[order]), lambda positions: windows(order[positions]))
+    return Rows(Runs(np.array([block]), np.array([num_rows])), windows)
 
 
 def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
@@ -174,7 +136,7 @@ def document_windows(
 def batched(windows: Windows, max_tokens: int, *, sorts: bool = True) -> Iterator[Windows]:
     """Yield batches of up to `max_tokens` tokens including padding, sorted by length or in order.
 
-    A batch that keeps the device busy does not grow if that needs more than 10 % padding.
+    A batch that keeps the device busy does not grow if that needs more than 10% padding.
     """
     lengths = _lengths(windows)
     order: Positions = np.argsort(lengths, kind="stable") if sorts else np.arange(len(lengths))
@@ -218,26 +180,23 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Runs:
-    """Run-length encoded row lengths: a few numbers even for billions of equal or sorted rows."""
+    """Run-length encoded row lengths."""
 
     lengths: Positions
     ends: Positions
 
     @classmethod
-    def of(cls, lengths: NDArray[Any], counts: Positions | None = None) -> Runs:
-        """Merge adjacent equal lengths. `counts` is the number of rows per length (default: 1)."""
-        if len(lengths) == 0:
-            return cls(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        last = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]), len(lengths) - 1)
-        ends = last + 1 if counts is None else np.cumsum(counts)[last]
-        return cls(lengths[last].astype(np.int64), ends)
+    def of(cls, lengths: NDArray[Any]) -> Runs:
+        """Merge adjacent equal lengths."""
+        ends = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]) + 1, len(lengths))
+        return cls(lengths[ends - 1].astype(np.int64), ends)
 
     def __len__(self) -> int:
         return len(self.ends)
 
     @property
     def num_rows(self) -> int:
-        return int(self.ends[-1]) if len(self) else 0
+        return int(self.ends[-1])
 
     @property
     def starts(self) -> Positions:
@@ -251,51 +210,19 @@ class Runs:
         return np.repeat(self.lengths[first : last + 1], np.diff(edges))
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The rows of each batch, stored as runs of consecutive batches of one size."""
-
-    first_rows: Positions
-    """First row of each run."""
-    first_batches: Positions
-    """First batch of each run, then the number of batches."""
-    sizes: Positions
-    """Rows per batch of each run."""
-
-    def __len__(self) -> int:
-        return int(self.first_batches[-1])
-
-    def rows(self, batches: Positions) -> tuple[Positions, Positions]:
-        """Return the first row and the number of rows of each batch."""
-        run = np.searchsorted(self.first_batches, batches, side="right") - 1
-        sizes = self.sizes[run]
-        return self.first_rows[run] + (batches - self.first_batches[run]) * sizes, sizes
-
-
-def group(lengths: NDArray[Any], max_tokens: int) -> Positions:
+def group(runs: Runs, max_tokens: int) -> Positions:
     """Return batch boundaries over rows in the given order.
 
     Batches are filled up to `max_tokens` including padding. A longer row is a separate batch.
     """
-    groups = group_runs(Runs.of(lengths), max_tokens)
-    return np.append(groups.rows(np.arange(len(groups)))[0], len(lengths))
-
-
-def group_runs(runs: Runs, max_tokens: int) -> Groups:
-    """Like `group`, for run-length encoded rows. Rows of one length fill batches of one size."""
-    rows, batches, sizes, row = array("q"), array("q", [0]), array("q"), 0
+    bounds = array("q", [0])
     for length, end in zip(runs.lengths.tolist(), runs.ends.tolist(), strict=True):
         max_rows = max(1, max_tokens // length)
-        while row < end:
-            num_batches, size = (end - row) // max_rows, max_rows
-            if num_batches == 0:
-                lengths = runs.lengths_of(row, row + max_rows)
-                num_batches, size = 1, _num_fitting(lengths, max_tokens)
-            rows.append(row)
-            batches.append(batches[-1] + num_batches)
-            sizes.append(size)
-            row += num_batches * size
-    return Groups(*(np.array(values, dtype=np.int64) for values in (rows, batches, sizes)))
+        bounds.extend(range(bounds[-1] + max_rows, end + 1, max_rows))
+        if (first := bounds[-1]) < end:  # the last rows share a batch with the next run
+            lengths = runs.lengths_of(first, first + max_rows)
+            bounds.append(first + _num_fitting(lengths, max_tokens))
+    return np.array(bounds, dtype=np.int64)
 
 
 def _num_fitting(lengths: Positions, max_tokens: int) -> int:

@@ -6,12 +6,9 @@ below maps weight names. Unknown options and weights are errors.
 
 from __future__ import annotations
 
-import ast
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -38,17 +35,16 @@ from zipflm.config import (
 from zipflm.data.bpe import Codes
 from zipflm.data.vocabulary import CONTINUES, Vocabulary
 from zipflm.interop.fairseq_file import read_checkpoint
-from zipflm.interop.fairseq_options import latest_options, listed
+from zipflm.interop.fairseq_options import latest_options
 from zipflm.messages import quoted, unquoted
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import write_imported
 from zipflm.runs.records import ImportedState
 
-# Raised by `_literal` and `index` for invalid text.
-_LITERAL_ERRORS = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 # Index of a layer, band or convolution in the name of a weight.
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+_SOFTMAX = "decoder.adaptive_softmax"
 _FUSED = re.compile(r"layers\.([0-9]+)\.self_attn\.in_proj_(weight|bias)")
 
 # fairseq's name -> our name, or None if it is not a weight. {} is an index.
@@ -99,17 +95,7 @@ _NAMES: dict[str, str | None] = {
 }
 
 
-def model_config(
-    options: Mapping[str, Any], vocab_size: int, weights: Mapping[str, Tensor] | None = None
-) -> ModelConfig:
-    """Return the config for the `args` or `cfg.model` of a checkpoint.
-
-    Options of old versions are incomplete, so pass the `weights` as well.
-    """
-    return config_from_latest(latest_options(options, weights or {}), vocab_size)
-
-
-def config_from_latest(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
+def model_config(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     """Return the config for the result of `latest_options`."""
     decoder = TransformerDecoder(
         dim=options["decoder_embed_dim"],
@@ -170,56 +156,36 @@ def _tie(options: Mapping[str, Any]) -> Tie:
 
 
 def _cutoffs(options: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    try:  # fairseq evaluates the text, so brackets around the numbers are optional
-        value = _literal(options[name])
-        return tuple(map(index, value if isinstance(value, tuple | list) else [value]))
-    except _LITERAL_ERRORS:
-        raise ValueError(
-            f"{name}={quoted(options[name])}: expected numbers like '20000,60000'"
-        ) from None
+    text = str(options[name])
+    try:  # brackets around the numbers are optional
+        return tuple(int(number) for number in text.strip(" ()[],").split(","))
+    except ValueError:
+        raise ValueError(f"{name}={quoted(text)}: expected numbers like '20000,60000'") from None
 
 
 def _filters(text: str) -> tuple[tuple[int, int], ...]:
-    try:
-        return tuple((index(size), index(features)) for size, features in _literal(text))
-    except _LITERAL_ERRORS:
-        raise ValueError(f"character_filters={quoted(text)}: expected '[(1, 128), ...]'") from None
-
-
-def _literal(text: str) -> Any:
-    with warnings.catch_warnings():  # SyntaxWarning
-        warnings.simplefilter("ignore")
-        return ast.literal_eval(text)
+    pairs = re.findall(r"\((\d+), *(\d+)\)", text)
+    if not pairs:
+        raise ValueError(f"character_filters={quoted(text)}: expected '[(1, 128), ...]'")
+    return tuple((int(size), int(features)) for size, features in pairs)
 
 
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Convert a fairseq state dict to the names of `LanguageModel(config).state_dict()`.
 
-    Raises ValueError that lists unknown names.
+    Omits the copies of tied weights. Raises ValueError that lists unknown names.
     """
-    return weights_and_copies(state, config)[0]
-
-
-def weights_and_copies(
-    state: Mapping[str, Tensor], config: ModelConfig
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the renamed weights, and separately the duplicates of tied weights."""
     weights: dict[str, Tensor] = {}
     unknown: list[str] = []
-    repeated: list[str] = []
     for name, tensor in state.items():
         renamed = _renamed_parts(name.removeprefix("decoder."), tensor, config)
         if renamed is None:
-            unknown.append(name)
-            continue
-        repeated += sorted(renamed.keys() & weights.keys())
-        weights |= renamed
+            unknown.append(unquoted(name))
+        else:
+            weights |= renamed
     if unknown:
-        raise ValueError(f"unknown weights: {listed(map(unquoted, sorted(unknown)))}")
-    if repeated:
-        raise ValueError(f"weights stored under two names: {listed(repeated)}")
-    copies = {name: weights.pop(name) for name in list(weights) if _original(name, config.tie)}
-    return weights, copies
+        raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
+    return {name: tensor for name, tensor in weights.items() if not _is_copy(name, config.tie)}
 
 
 def _renamed_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
@@ -245,13 +211,11 @@ def _our_name(template: str, number: str) -> str:
     return template.format(number)
 
 
-def _original(name: str, tie: Tie) -> str | None:
-    """Return the input weight that an output weight is tied to, or None."""
+def _is_copy(name: str, tie: Tie) -> bool:
+    """Return whether an output weight is a copy of a tied input weight."""
     if tie != Tie.NONE and name.startswith(("output.table", "output.embeddings.")):
-        return name.replace("output.", "input.")
-    if tie == Tie.PROJECTIONS and name.startswith("output.tail_projections."):
-        return f"input.projections.{int(name.rpartition('.')[2]) + 1}"  # our list includes the head
-    return None
+        return True
+    return tie == Tie.PROJECTIONS and name.startswith("output.tail_projections.")
 
 
 Source = str | PathLike[str]
@@ -288,92 +252,34 @@ def read_model(
         # Check options first: an unsupported model would otherwise fail with a confusing error
         # about its weights.
         options = latest_options(file.options, file.weights, file.model_options)
-        _check_vocabulary_size(dictionary, vocabulary, file.weights)
-        model = config_from_latest(options, len(vocabulary))
-        weights = checked_weights(file.weights, model)
-    except ValueError as error:
+        model = model_config(options, len(vocabulary))
+        weights = model_weights(file.weights, model)
+        _check_weights(weights, file.weights, model)
+        config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # values of any type
         raise ValueError(f"{checkpoint}: {error}") from None
     # Copied, because the tensors are views of the mapped file.
     weights = {n: t.detach().to(torch.float32, copy=True).contiguous() for n, t in weights.items()}
-    config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
     return ImportedModel(config, weights, vocabulary, file.updates)
 
 
-def _check_vocabulary_size(
-    dictionary: Source, vocabulary: Vocabulary, weights: Mapping[str, Tensor]
+def _check_weights(
+    weights: Mapping[str, Tensor], state: Mapping[str, Tensor], config: ModelConfig
 ) -> None:
-    size = vocabulary_size(weights)
-    if len(vocabulary) != size:
+    if isinstance(config.output, AdaptiveOutput) and f"{_SOFTMAX}.version" not in state:
         raise ValueError(
-            f"the model has a vocabulary of {size}, but {dictionary} has {len(vocabulary)} entries "
-            "including special tokens; use the dict.txt of the training data"
+            f"{_SOFTMAX}.version is missing; the checkpoint uses an old adaptive softmax format, "
+            "which current fairseq does not support either"
         )
-
-
-def vocabulary_size(weights: Mapping[str, Tensor]) -> int:
-    """Return the vocabulary size of a state dict."""
-    for name in ("embed_tokens.weight", "output_projection.weight", "embed_out"):
-        if f"decoder.{name}" in weights:
-            return len(weights[f"decoder.{name}"])
-    bands = _lengths(r"embed_tokens\.embeddings\.[0-9]+\.0\.weight", weights)
-    if bands:
-        return sum(bands)
-    tails = _lengths(r"adaptive_softmax\.tail\.[0-9]+\.2\.weight", weights)
-    head = weights.get("decoder.adaptive_softmax.head.weight")
-    if head is None:
-        raise ValueError("the weights contain no embedding table; not a language model")
-    return len(head) - len(tails) + sum(tails)  # the head also has a row per tail
-
-
-def _lengths(pattern: str, weights: Mapping[str, Tensor]) -> list[int]:
-    return [len(t) for name, t in weights.items() if re.fullmatch(rf"decoder\.{pattern}", name)]
-
-
-def checked_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a complete `LanguageModel(config).state_dict()`.
-
-    Raises ValueError that lists weights that are unknown, missing, unexpected or of the wrong
-    shape, or tied weights that differ.
-    """
-    version = "decoder.adaptive_softmax.version"
-    if isinstance(config.output, AdaptiveOutput) and version not in state:
-        raise ValueError(
-            f"weights do not match the options: missing: {version}; the checkpoint uses an old "
-            "adaptive softmax format, which current fairseq does not support either"
-        )
-    weights, copies = weights_and_copies(state, config)
-    _check_shapes(weights, config)
-    for name, copy in copies.items():
-        original = _original(name, config.tie)
-        tied = weights.get(original or "")
-        if tied is None or copy.dtype != tied.dtype or not torch.equal(copy, tied):
-            raise ValueError(
-                f"{name} and {original} should be equal according to the options, but differ; the "
-                "file was modified or has the options of another model"
-            )
-    return weights
-
-
-def _check_shapes(weights: Mapping[str, Tensor], config: ModelConfig) -> None:
     with torch.device("meta"):
         model = LanguageModel(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    wrong = {
-        "missing": sorted(expected.keys() - shapes.keys()),
-        "unexpected": sorted(shapes.keys() - expected.keys()),
-        "wrong shape": [
-            f"{name} {shapes[name]}, not {shape}"
-            for name, shape in expected.items()
-            if shapes.get(name, shape) != shape
-        ],
-        "not floating point": [n for n, t in weights.items() if not t.is_floating_point()],
-    }
-    if any(wrong.values()):
-        lists = "; ".join(
-            f"{problem}: {listed(names)}" for problem, names in wrong.items() if names
-        )
-        raise ValueError(f"weights do not match the options: {lists}")
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{' '.join(str(error).split())}; with {config.vocab_size} words including special "
+            "tokens: use the dict.txt of the training data"
+        ) from None
 
 
 def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:

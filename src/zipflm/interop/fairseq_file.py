@@ -130,8 +130,8 @@ def _stream_names(file: BinaryIO) -> set[str]:
 
 def _names(stream: io.BytesIO | BinaryIO) -> set[str]:
     """Return the global names in the next pickle of the stream, without running it."""
-    found = (text for opcode, text, _ in pickletools.genops(stream) if opcode.name == "GLOBAL")
-    return {_python_3(str(text).replace(" ", ".")) for text in found}
+    names = (name for opcode, name, _ in pickletools.genops(stream) if opcode.name == "GLOBAL")
+    return {_python_3(str(name).replace(" ", ".")) for name in names}
 
 
 def _python_3(name: str) -> str:
@@ -217,14 +217,9 @@ def _weights(contents: Mapping[Any, Any]) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not weights:
         raise _not_a_checkpoint("it has no weights under model")
     for name, tensor in weights.items():
-        if not isinstance(name, str) or not _is_dense_tensor(tensor):
-            raise _not_a_checkpoint(f"model[{quoted(name)}] is not a dense tensor")
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise _not_a_checkpoint(f"model[{quoted(name)}] is not a tensor")
     return weights
-
-
-def _is_dense_tensor(value: Any) -> bool:
-    is_dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
-    return is_dense and value.ndim > 0 and not value.is_complex()
 
 
 def _updates(contents: Mapping[Any, Any]) -> int:

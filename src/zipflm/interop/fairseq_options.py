@@ -6,7 +6,7 @@ that zipflm does not support are errors, as are unknown model options that are e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -48,28 +48,18 @@ _WHEN_ABSENT: dict[str, Any] = {
     "character_embeddings": False,
     "share_decoder_input_output_embed": False,
 }
-_SIZES = "decoder_embed_dim decoder_layers decoder_attention_heads decoder_ffn_embed_dim".split()
-_REQUIRED = [*_SIZES, "dropout", "attention_dropout"]
-_CHARACTER_SIZES = ["character_embedding_dim", "char_embedder_highway_layers"]
-_REQUIRED_BY_CHARACTERS = ["character_filters", *_CHARACTER_SIZES]
-_NUMBERS = """
-    dropout attention_dropout activation_dropout relu_dropout
-    adaptive_input_factor adaptive_softmax_factor adaptive_softmax_dropout
-"""
-_FLAGS = """
-    adaptive_input character_embeddings share_decoder_input_output_embed tie_adaptive_weights
-    tie_adaptive_proj no_tie_adaptive_proj no_decoder_final_norm decoder_final_norm
-"""
-_TEXTS = "character_filters adaptive_input_cutoff adaptive_softmax_cutoff"
-# Types of the converted options. None always means "not set".
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys([*_SIZES, *_CHARACTER_SIZES], (int,)),
-    **dict.fromkeys("decoder_input_dim decoder_output_dim tokens_per_sample".split(), (int,)),
-    **dict.fromkeys(_NUMBERS.split(), (int, float)),
-    **dict.fromkeys(_FLAGS.split(), (bool,)),
-    **dict.fromkeys(_TEXTS.split(), (str,)),
-}
-_MAX_SHOWN = 10
+_REQUIRED = """
+    decoder_embed_dim decoder_layers decoder_attention_heads decoder_ffn_embed_dim
+    dropout attention_dropout
+""".split()
+_REQUIRED_BY_CHARACTERS = """
+    character_filters character_embedding_dim char_embedder_highway_layers
+""".split()
+# Other options that are converted.
+_CONVERTED = """
+    decoder_input_dim decoder_output_dim tokens_per_sample activation_dropout relu_dropout
+    no_tie_adaptive_proj no_decoder_final_norm decoder_final_norm
+""".split()
 # Options without effect on a trained model.
 _IGNORED = """
     decoder_normalize_before decoder_layerdrop quant_noise_pq quant_noise_pq_block_size
@@ -77,6 +67,7 @@ _IGNORED = """
     min_params_to_wrap tpu
     scale_parameter
 """.split()  # the last one is Adafactor's
+_KNOWN = {*_WHEN_ABSENT, *_REQUIRED, *_REQUIRED_BY_CHARACTERS, *_CONVERTED, *_IGNORED}
 # Prefixes that identify model options in a flat `args`, which also has training options.
 _PREFIXES = tuple(
     "decoder_ encoder_ adaptive_ character_ char_ tie_ share_ scale_ base_ quant_noise_ "
@@ -122,7 +113,7 @@ def _check_supported(options: Mapping[str, Any], model_options: Collection[str])
         if not _is_supported(name, value, is_model_option=name in model_options)
     ]
     if unsupported:
-        pairs = listed(f"{unquoted(name)}={quoted(options[name])}" for name in unsupported)
+        pairs = ", ".join(f"{unquoted(name)}={quoted(options[name])}" for name in unsupported)
         raise ValueError(
             f"unsupported options: {pairs}; zipflm imports transformer_lm models with pre-norm, "
             "sinusoidal positions, ReLU and scaled embeddings"
@@ -134,12 +125,10 @@ def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
         return value is None or _is_arch(value)
     if name in _SUPPORTED_VALUES:
         return _is_one_of(value, _SUPPORTED_VALUES[name])
-    if name in _TYPES:
-        return _is_of_type(value, _TYPES[name])
     if name == "decoder_normalize_before" and is_model_option:
         # Old code used pre-norm regardless of this option; later code honors it.
         return value is True
-    if name in _IGNORED:
+    if name in _KNOWN:
         return True
     return _is_off(value) or not (is_model_option or name.startswith(_PREFIXES))
 
@@ -155,11 +144,6 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
 
 def _is_off(value: Any) -> bool:
     return _is_one_of(value, (None, False, 0, ""))
-
-
-def _is_of_type(value: Any, types: tuple[type, ...]) -> bool:
-    # Compare exact types, because a bool is an int.
-    return value is None or (type(value) in types and (type(value) is str or value >= 0))
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
@@ -181,11 +165,3 @@ def _ties_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) 
     if tail is None or tail.ndim != 2 or tail.shape[0] == tail.shape[1]:
         return bool(latest["tie_adaptive_proj"]) or latest.get("no_tie_adaptive_proj") is False
     return bool(tail.shape[0] == latest["decoder_output_dim"])
-
-
-def listed(items: Iterable[str]) -> str:
-    """Join the first items and count the rest."""
-    shown = list(items)
-    head = ", ".join(shown[:_MAX_SHOWN])
-    more = len(shown) - _MAX_SHOWN
-    return f"{head} and {more:,} more" if more > 0 else head

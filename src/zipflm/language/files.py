@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from zipflm.data.text import STDIN, UTF_8, decompressor, encoding_hint, line_groups, shown
+from zipflm.data.text import ENCODING_HINT, STDIN, UTF_8, line_groups, shown
 from zipflm.messages import lines
 from zipflm.storage import atomic_write, report_full_disk
 
@@ -35,10 +35,8 @@ def decode_line(name: str, number: int, line: bytes, other_remedy: str = "") -> 
         except UnicodeDecodeError as error:
             problem = f"not UTF-8 at byte {error.start} of the line"
             remedy = "or convert the text (iconv -t utf-8)"
-    if number == 1 and (program := decompressor(line)):
-        raise ValueError(f"{shown(name)}: looks compressed; decompress it first with {program}")
     raise ValueError(
-        f"{shown(name)}: line {number}: {problem}; {encoding_hint(line)}, {remedy}{other_remedy}"
+        f"{shown(name)}: line {number}: {problem}; {ENCODING_HINT}, {remedy}{other_remedy}"
     )
 
 

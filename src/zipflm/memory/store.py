@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from zipflm.config import Blocks
 from zipflm.config.checks import Checked, Positive
 from zipflm.settings import read_record
-from zipflm.storage import Verified
+from zipflm.storage import verify_once
 
 FORMAT = 1
 INFO_FILE = "memory.json"
@@ -99,10 +99,9 @@ class Store:
                 f"{path}: built with other weights ({info.plan.checkpoint} of {info.plan.run}); "
                 "build a store for this checkpoint"
             )
-        verified = Verified(path)
         for name in info.sha256:
             try:
-                verified.require_unchanged(name, info.sha256)
+                verify_once(path, name, info.sha256)
             except ValueError:
                 raise ValueError(
                     f"{path / name}: missing or damaged (does not match {INFO_FILE}); build the "

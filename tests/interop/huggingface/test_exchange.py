@@ -144,23 +144,17 @@ def _weights(change):
     return damage
 
 
-def _a_run_instead(folder):
-    (folder / "vocabulary.txt").unlink()
-    (folder / "config.json").write_text("{}")
-
-
 INDEX = "model.safetensors.index.json"
 TABLE = "model.input.table"
 
 DAMAGES = [
     ("SM", lambda f: (f / "config.json").unlink(), "config.json: missing"),
     ("SM", lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
-    ("SM", lambda f: (f / "vocabulary.txt").unlink(), "vocabulary.txt: missing; save the tok"),
-    ("SM", _a_run_instead, "model_type=None: not a model from"),
+    ("SM", lambda f: (f / "vocabulary.txt").unlink(), "vocabulary.txt: missing; use a folder"),
     ("SM", _cut("config.json"), "config.json: not JSON"),
     ("SM", _cut("model.safetensors"), "weights are truncated or damaged"),
     ("SM", _cut("vocabulary.txt"), "vocabulary.txt"),
-    ("BPE", _cut("bpe.codes"), "bpe.codes: missing, damaged or from another run"),
+    ("BPE", _cut("bpe.codes"), "bpe.codes .*: missing, damaged or from another run"),
     ("SM", _json("config.json", lambda c: c.update(model_type="gpt2")), "model_type='gpt2'"),
     ("SM", _json("config.json", lambda c: c["zipflm"].update(tie="all")), "zipflm.tie='all'"),
     ("SM", _json("config.json", lambda c: c["zipflm"].update(vocab_size=9)), "zipflm implies 9"),
@@ -193,13 +187,6 @@ def test_exported_folder_detects_changes(name, exported, tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match=f"{name}: missing, but listed in checksums.json"):
         import_run(tmp_path / "folder", tmp_path / "run")
-
-
-@pytest.mark.parametrize("size", ["0GB", "foo", "5GiB", -1])
-def test_rejects_invalid_shard_sizes(size, imported_run, tmp_path):
-    with pytest.raises(ValueError, match=f"max_shard_size={size}: use a size in KB, MB"):
-        export_run(imported_run, tmp_path / "hf", max_shard_size=size)
-    assert not (tmp_path / "hf").exists()
 
 
 TEXT = "ba de ba fila\nsoro ba\n"

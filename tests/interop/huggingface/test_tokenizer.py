@@ -173,8 +173,6 @@ def test_rejects_changes_of_the_vocabulary():
     tokenizer = TOKENIZERS[RULES[0], "word"]
     with pytest.raises(ValueError, match="token 'new': not in the vocabulary, which is fixed"):
         tokenizer.add_tokens(["new"])
-    with pytest.raises(ValueError, match="zipflm prepare"):
-        tokenizer.train_new_from_iterator([["a"]], 10)
     with pytest.raises(ValueError, match="vocabulary.txt: missing"):
         ZipfTokenizer()
 
@@ -183,11 +181,11 @@ def test_rejects_changes_of_the_vocabulary():
 def test_rejects_missing_or_replaced_files(name, tmp_path):
     TOKENIZERS[Splitting("words", True), "bpe"].save_pretrained(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=f"{name}: missing"):
+    with pytest.raises(ValueError, match=f"{name}.*: missing"):
         ZipfTokenizer.from_pretrained(tmp_path)
     TOKENIZERS[Splitting("wikitext", True), "bpe"].save_pretrained(tmp_path / "other")
     (tmp_path / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(ValueError, match=f"{name}: missing, damaged or from another run"):
+    with pytest.raises(ValueError, match=f"{name}.*: missing, damaged or from another run"):
         ZipfTokenizer.from_pretrained(tmp_path)
 
 

@@ -118,7 +118,7 @@ SKIPPED = {
 for name, skip in SKIPPED.items():
     assert hasattr(ModelTests, name)
     setattr(ModelTests, name, skip)
-SPELLINGS = skipped("spellings cannot be initialised without a vocabulary")
+SPELLINGS = skipped("spellings cannot be initialized without a vocabulary")
 WITH_SPELLINGS = {
     "test_all_tensors_are_parameter_or_buffer": SPELLINGS,
     "test_init_weights_can_init_buffers": SPELLINGS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -20,7 +19,7 @@ from zipflm.config import Config
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import VOCABULARY_FILE
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, Vocabulary
-from zipflm.interop.huggingface.config import TextFacts, ZipfConfig, parsed
+from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM
 from zipflm.interop.huggingface.tokenizer import ZipfTokenizer
 from zipflm.messages import quoted, unquoted
@@ -29,7 +28,7 @@ from zipflm.runs.checkpoint import Checkpoint, Contents, checkpoint_path
 from zipflm.runs.folder import Choice, RunFolder, write_imported
 from zipflm.runs.load import LoadedRun, load_run, model_with
 from zipflm.runs.records import ImportedState, SavedState, Versions
-from zipflm.settings import load_object, to_dict
+from zipflm.settings import load_object
 from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, require_unchanged, seal
 
 _CONFIG = "config.json"
@@ -82,7 +81,6 @@ def export_run(
     Raises ValueError or OSError, naming the file, if a file is damaged or `transformers` does not
     support the model, and FileExistsError if `out` exists and is not an empty folder.
     """
-    _require_size(max_shard_size)
     run = load_run(path, checkpoint)
     state = run.checkpoint.state()
     tokenizer = tokenizer_of(run)
@@ -99,13 +97,6 @@ def export_run(
     return run
 
 
-def _require_size(size: str | int) -> None:
-    # transformers misinterprets other sizes: -5GB would write one file per weight.
-    known = re.fullmatch(r"\s*(\d+(\.\d+)?)\s*[KMGT]B\s*", str(size), re.ASCII | re.IGNORECASE)
-    if not (size > 0 if isinstance(size, int) else known and float(known[1]) > 0):
-        raise ValueError(f"max_shard_size={size}: use a size in KB, MB, GB or TB, e.g. 500MB")
-
-
 def model_of(run: LoadedRun) -> ZipfForCausalLM:
     """Wrap the model of a run without copying its weights."""
     if run.config.num_predicted < run.config.vocab_size:
@@ -113,8 +104,7 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
             f"input.predicted_words={run.config.num_predicted}: not supported by transformers, "
             "where models predict every word; export a model without it"
         )
-    facts = to_dict(TextFacts.of(_encoder_of(run)))
-    config = ZipfConfig.of(run.config, text=facts, updates=run.checkpoint.update)
+    config = ZipfConfig.of(run.config, updates=run.checkpoint.update)
     model = ZipfForCausalLM(config, run.model)
     model.eval()
     config.architectures = [type(model).__name__]
@@ -127,11 +117,8 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
 
 def tokenizer_of(run: LoadedRun) -> ZipfTokenizer:
     """Return the tokenizer of a run. Raises ValueError if its vocabulary is not supported."""
-    return ZipfTokenizer(encoder=_encoder_of(run), unit=run.config.batches.unit)
-
-
-def _encoder_of(run: LoadedRun) -> TextEncoder:
-    return TextEncoder(run.vocabulary, run.codes, run.splitting)
+    encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
+    return ZipfTokenizer(encoder=encoder, unit=run.config.batches.unit)
 
 
 def import_run(path: str | PathLike[str], out: Path) -> Config:
@@ -189,8 +176,6 @@ def _read(folder: Path) -> tuple[Contents, LanguageModel]:
             model = ZipfForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
         encoder = tokenizer.text_encoder
         config: Config = model.config.native
-        if (facts := parsed(model.config.text)) is not None:
-            facts.require(encoder)
         weights = model.model.state_dict()
         weights.pop(_SPELLINGS, None)  # computed from the vocabulary
         built = model_with(weights, config, encoder.vocabulary)
@@ -248,20 +233,15 @@ def _require_whole(folder: Path) -> None:
 
 def _require_zipflm_model(folder: Path) -> None:
     """Reject other models, which transformers would load with only a warning."""
-    path, vocabulary = folder / _CONFIG, folder / VOCABULARY_FILE
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; use a folder from `zipflm export`")
+    for name in (_CONFIG, VOCABULARY_FILE):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder / name}: missing; use a folder from `zipflm export`, or save both model "
+                "and tokenizer with save_pretrained"
+            )
     try:
-        values = load_object(path.read_bytes())
+        model_type = load_object((folder / _CONFIG).read_bytes()).get("model_type")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    kind = values.get("model_type")
-    if kind != ZipfConfig.model_type or "zipflm" not in values:
-        raise ValueError(
-            f"{path}: model_type={quoted(kind)}: not a model from `zipflm export` or "
-            "ZipfForCausalLM.save_pretrained"
-        )
-    if not vocabulary.is_file():
-        raise ValueError(
-            f"{vocabulary}: missing; save the tokenizer there as well (tokenizer.save_pretrained)"
-        )
+        raise ValueError(f"{folder / _CONFIG}: {error}") from None
+    if model_type != ZipfConfig.model_type:
+        raise ValueError(f"{folder}: model_type={quoted(model_type)}: not a zipflm model")

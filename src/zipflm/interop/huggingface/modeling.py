@@ -1,177 +1,20 @@
-"""The `transformers` model of a run, with its caches and masks.
-
-Padding is masked, and positions are counted without it, so results do not depend on padding.
-
-Shapes: B rows, T new tokens, S tokens including cached ones, H heads, K head width, D model width.
-"""
+"""The `transformers` model of a run."""
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from zipflm.interop.huggingface.attention import EagerAttention, View, after_last_word
 from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.messages import quoted, unquoted
 from zipflm.model.inputs import CharacterEmbedding
 from zipflm.model.language_model import LanguageModel
-
-
-class View:
-    """The attention mask, positions and key-value cache of one call: a `Past` for the decoder."""
-
-    def __init__(self, inputs: Tensor, cache: Any | None, mask_BS: Tensor | None) -> None:
-        """Create the view of one call.
-
-        `inputs` are ids [B, T] or vectors [B, T, D]. `mask_BS` is 0 for padding, and includes the
-        cached tokens.
-        """
-        self._cache, self._device = cache, inputs.device
-        self._start = 0 if cache is None else int(cache.get_seq_length())
-        rows, length = inputs.shape[:2]
-        self._mask_BS = _checked_mask(mask_BS, rows, self._start + length)
-        self._positions_BT = None
-        if self._mask_BS is not None:
-            counted_BS = self._mask_BS.cumsum(1) - 1
-            self._positions_BT = counted_BS[:, self._start :].clamp(min=0)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a call without mask and cache gives the same result."""
-        return self._cache is None and self._is_padded_on_the_right
-
-    @property
-    def mask_BT(self) -> Tensor | None:
-        """False for new tokens that are padding. None if there is no padding."""
-        return None if self._mask_BS is None else self._mask_BS[:, self._start :]
-
-    @property
-    def position(self) -> int | Tensor:
-        return self._start if self._positions_BT is None else self._positions_BT
-
-    def visible(self, number: int) -> Tensor | None:
-        if self._mask_BS is None and (number == 1 or self._start == 0):
-            return None
-        shape = (number, self._start + number)
-        causal_TS = torch.ones(shape, dtype=torch.bool, device=self._device).tril(self._start)
-        if self._mask_BS is None:
-            return causal_TS
-        # Padding attends to itself: attention to no position would be NaN.
-        return (causal_TS & self._mask_BS[:, None, None]) | causal_TS.triu(self._start)
-
-    def admit(self, hidden_BTD: Tensor) -> None:
-        pass
-
-    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        if self._cache is None:
-            return key_BHTK, value_BHTK
-        keys_BHSK, values_BHSK = self._cache.update(key_BHTK, value_BHTK, layer)
-        if keys_BHSK.shape[2] != self._start + key_BHTK.shape[2]:
-            raise ValueError(
-                f"past_key_values: a {type(self._cache).__name__} does not return all tokens; use "
-                "a DynamicCache"
-            )
-        return keys_BHSK, values_BHSK
-
-    def advance(self, number: int) -> None:
-        pass
-
-    def require_positions(self, positions: Tensor) -> None:
-        """Raise ValueError unless these are the positions of the new tokens."""
-        expected = self.position
-        if isinstance(expected, int):
-            stop = expected + positions.shape[-1]
-            expected = torch.arange(expected, stop, device=positions.device)[None]
-        mask_BT = self.mask_BT
-        if mask_BT is None:
-            mask_BT = torch.ones_like(expected, dtype=torch.bool)
-        advice = (
-            "positions follow from attention_mask and past_key_values; leave them out, and put "
-            "each text in its own row"
-        )
-        are_equal = ((positions == expected) | ~mask_BT).all()
-        if torch.compiler.is_compiling():
-            torch._assert_async(are_equal, f"position_ids: {advice}")
-        elif positions.dim() != 2 or not bool(are_equal):
-            raise ValueError(f"position_ids={quoted(positions.tolist())}: {advice}")
-
-    @property
-    def _is_padded_on_the_right(self) -> bool:
-        """Whether the causal mask alone hides all padding."""
-        if self._mask_BS is None:
-            return True
-        if torch.compiler.is_compiling():  # no branch may depend on values
-            return False
-        return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
-
-
-class EagerAttention(TorchFunctionMode):
-    """Context manager that computes attention explicitly and stores its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights: list[Tensor] = []
-        """One [B, H, T, S] per layer."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        is_attention = function is F.scaled_dot_product_attention
-        return (self._attend if is_attention else function)(*args, **(kwargs or {}))
-
-    def _attend(
-        self,
-        query_BHTK: Tensor,
-        key_BHSK: Tensor,
-        value_BHSK: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-    ) -> Tensor:
-        scores_BHTS = query_BHTK @ key_BHSK.transpose(2, 3) / math.sqrt(query_BHTK.shape[3])
-        if is_causal:
-            attn_mask = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool).tril()
-        if attn_mask is not None:
-            scores_BHTS = scores_BHTS.masked_fill(~attn_mask, -torch.inf)
-        weights_BHTS = scores_BHTS.softmax(-1, torch.float32).to(query_BHTK.dtype)
-        self.weights.append(weights_BHTS)
-        return F.dropout(weights_BHTS, dropout_p) @ value_BHSK
-
-
-def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Copy the vector of the last token to the padding after it.
-
-    The last position then always predicts the next token.
-    """
-    positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    last_BT = torch.where(mask_BT, positions_T, 0).cummax(1).values
-    return hidden_BTD.gather(1, last_BT.unsqueeze(-1).expand_as(hidden_BTD))
-
-
-def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
-    """Return the mask as booleans, or None without padding.
-
-    It is always returned when compiling, because then no branch may depend on values.
-    """
-    if mask is None:
-        return None
-    if tuple(mask.shape) != (rows, width):
-        raise ValueError(
-            f"attention_mask.shape={tuple(mask.shape)}: expected {(rows, width)}, including the "
-            "tokens in past_key_values, with 1 for tokens and 0 for padding"
-        )
-    is_word_BS = mask != 0
-    if torch.compiler.is_compiling():
-        return is_word_BS
-    return None if bool(is_word_BS.all()) else is_word_BS
-
 
 _IGNORED = -100
 """Label that is ignored, as everywhere in `transformers`."""
@@ -253,10 +96,14 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         shifted. `num_items_in_batch` replaces the number of labels when gradients are accumulated.
         `inputs_embeds` replaces `get_input_embeddings()(input_ids)`. `logits_to_keep` is a number
         of last positions, or their indices. `hidden_states` are those before every layer and the
-        normalized last ones. `position_ids` must match `attention_mask`.
+        normalized last ones.
         """
         # Not a parameter: generate() would pass its own, which count padding on the right.
-        position_ids = kwargs.pop("position_ids", None)
+        if kwargs.pop("position_ids", None) is not None:
+            raise ValueError(
+                "position_ids: positions follow from attention_mask and past_key_values; leave "
+                "them out, and put each text in its own row"
+            )
         # Not a parameter: Trainer would expect it in every batch that has labels.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if kwargs:
@@ -264,7 +111,14 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{type(self).__name__}.forward() got an unexpected keyword argument "
                 f"{quoted(next(iter(kwargs)))}"
             )
-        inputs = _checked_inputs(input_ids, inputs_embeds, self.config.hidden_size)
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if inputs is None or (input_ids is not None and inputs_embeds is not None):
+            raise ValueError("input_ids, inputs_embeds: pass exactly one of them")
+        if input_ids is not None and (input_ids.dim() != 2 or input_ids.shape[1] == 0):
+            raise ValueError(
+                f"input_ids.shape={tuple(input_ids.shape)}: expected [rows, tokens] with at least "
+                "one token (</s>, which starts a text)"
+            )
         cache = past_key_values
         if self._has_constant_state and (cache is not None or use_cache):
             raise ValueError(
@@ -274,30 +128,27 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         view = View(inputs, cache, attention_mask)
-        if position_ids is not None:
-            view.require_positions(position_ids)
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         is_eager = output_attentions or self.config._attn_implementation == "eager"
         attention = EagerAttention() if is_eager else None
-        states: list[Tensor] = []
+        states: list[Tensor] | None = [] if output_hidden_states else None
         with attention or nullcontext():
             embedded_BTD = self.model.input(inputs) if inputs_embeds is None else inputs
-            seen = states if output_hidden_states else None
             if self._has_constant_state:
-                hidden_BTD = self._without_padding(embedded_BTD, view, seen)
+                hidden_BTD = self._without_padding(embedded_BTD, view, states)
             else:
                 past = view if is_eager or not view.is_plain else None
-                hidden_BTD, _ = self.model.decoder(embedded_BTD, past, seen)
+                hidden_BTD, _ = self.model.decoder(embedded_BTD, past, states)
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self._loss(hidden_BTD, labels, shift_labels, view.mask_BT, num_items_in_batch)
-        logits = None
         if return_logits is None:
             return_logits = self.config.return_logits
         keeps_logits = not isinstance(logits_to_keep, int) or logits_to_keep != 0
+        logits = None
         if loss is None or return_logits or keeps_logits:
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
         # Any, because transformers declares them as FloatTensor.
@@ -305,7 +156,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits,
             past_key_values=cache,
-            hidden_states=(*states, hidden_BTD) if output_hidden_states else None,
+            hidden_states=None if states is None else (*states, hidden_BTD),
             attentions=tuple(attention.weights) if attention and output_attentions else None,
         )
         output = CausalLMOutputWithPast(**fields)
@@ -404,23 +255,3 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Do nothing: layers initialize themselves."""
-
-
-def _checked_inputs(words: Tensor | None, vectors: Tensor | None, width: int) -> Tensor:
-    """Return ids [B, T] or vectors [B, T, D]."""
-    if (words is None) == (vectors is None):
-        raise ValueError("input_ids, inputs_embeds: pass exactly one of them")
-    if words is None:
-        assert vectors is not None
-        if vectors.dim() != 3 or vectors.shape[2] != width:
-            raise ValueError(
-                f"inputs_embeds.shape={tuple(vectors.shape)}: expected [rows, tokens, {width}], "
-                "the output of get_input_embeddings()"
-            )
-        return vectors
-    if words.dim() != 2 or words.shape[1] == 0:
-        raise ValueError(
-            f"input_ids.shape={tuple(words.shape)}: expected [rows, tokens] with at least one "
-            "token (</s>, which starts a text)"
-        )
-    return words

@@ -15,9 +15,9 @@ wrong ids.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,15 @@ from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data.bpe import Codes, join
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
+from zipflm.data.splitting import cache_short
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.interop.huggingface.config import TextFacts, parsed
 from zipflm.messages import quoted, require_file
-from zipflm.settings import read_record, to_dict, write_record
+from zipflm.settings import read_record, write_record
 
 # The line ends that `prepare` recognizes; Unicode has more.
 _LINE_END = Regex(r"\r\n|\r|\n")
 _LINE_ENDS = ("\r\n", "\r", "\n")
-# White space as in Python. It includes \x1c to \x1f, which are not white space in Unicode.
+# Whitespace as in Python. It includes \x1c to \x1f, which are not whitespace in Unicode.
 _WHITE_SPACE = Regex(
     r"[\t-\r\x1c-\x20\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 )
@@ -52,11 +52,6 @@ _SPECIAL_TOKENS = {
     "pad_token": (SPECIALS[PAD], SPECIALS[END]),  # the mask hides either
     "unk_token": (SPECIALS[UNKNOWN],),
 }
-
-_MAX_CACHED = 1 << 15
-"""Number of cached tokens between white space."""
-_MAX_CACHED_LENGTH = 100
-"""In characters. In languages without spaces, a token is as long as a line."""
 
 
 class ZipfTokenizer(PreTrainedTokenizerFast):
@@ -77,25 +72,30 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         codes_file: str | None = None,
         splitting_file: str | None = None,
         unit: Unit = "word",
-        text: Mapping[str, Any] | None = None,
+        text_hash: str | None = None,
         encoder: TextEncoder | None = None,
         **kwargs: Any,
     ) -> None:
         """Load the files of a checkpoint, or use an `encoder`.
 
-        `unit` is the meaning of an id: word or bpe. `text` is a `TextFacts` to check the files.
+        `unit` is the meaning of an id: word or bpe. `text_hash` is a checksum of the files. BPE
+        codes and splitting rules are optional, so a missing file would otherwise go unnoticed.
         """
         self.unit: Unit = unit
         self.text_encoder: TextEncoder = encoder or _encoder(
             vocabulary_file, codes_file, splitting_file
         )
         _require_different_words(self.vocabulary)
-        if (facts := parsed(text)) is not None:
-            facts.require(self.text_encoder)
+        actual_hash = _text_hash(self.text_encoder)
+        if text_hash not in (None, actual_hash):
+            raise ValueError(
+                f"{VOCABULARY_FILE}, {CODES_FILE} or {SPLITTING_FILE}: missing, damaged or from "
+                "another run; restore the files that were saved with this tokenizer"
+            )
         self._tokenizer = _word_level(self.vocabulary)
         fixed = {
             "unit": unit,
-            "text": to_dict(TextFacts.of(self.text_encoder)),
+            "text_hash": actual_hash,
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,
         }
@@ -164,10 +164,6 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         specials = [token for token in tokens if str(token) in SPECIALS]
         return int(self._tokenizer.add_special_tokens(specials))
 
-    def train_new_from_iterator(self, *_: Any, **__: Any) -> Any:
-        """Raise ValueError, because vocabularies need counts from `zipflm prepare`."""
-        raise ValueError("train_new_from_iterator: create a vocabulary with `zipflm prepare`")
-
     # The library cannot pickle custom Python components, so copies rebuild them from their parts.
 
     def __getstate__(self) -> dict[str, Any]:
@@ -198,14 +194,14 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
 
 
 class _PreTokenizer:
-    """Splits a text into vocabulary entries: into lines, then at white space, then into words.
+    """Splits a text into vocabulary entries: into lines, then at whitespace, then into words.
 
-    The library is fast at the first two steps, and words never contain white space.
+    The library is fast at the first two steps, and words never contain whitespace.
     """
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
-        self._cached_parts = lru_cache(_MAX_CACHED)(self._parts)
+        self._cached_parts = cache_short(self._parts)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
         text.split(_lines)
@@ -216,7 +212,7 @@ class _PreTokenizer:
         text = part.normalized
         if text in _LINE_ENDS:
             return [_renamed(part, SPECIALS[END])]
-        parts = (self._cached_parts if len(text) <= _MAX_CACHED_LENGTH else self._parts)(text)
+        parts = self._cached_parts(text)
         if len(parts) == 1:  # the common case
             return [_renamed(part, parts[0][0])]
         return [_renamed(_slice(part, start, end), name) for name, start, end in parts]
@@ -224,12 +220,12 @@ class _PreTokenizer:
     def _parts(self, part: str) -> list[tuple[str, int, int]]:
         """Return names and their spans."""
         words = self._encoder.vocabulary.words
-        found: list[tuple[str, int, int]] = []
+        parts: list[tuple[str, int, int]] = []
         for _, span, ids in self._encoder.line(part):
             names = [words[id] for id in ids]
             for name, (start, end) in zip(names, _spans(names, *span), strict=True):
-                found.append((name, start, end))
-        return found
+                parts.append((name, start, end))
+        return parts
 
 
 def _lines(index: int, text: NormalizedString) -> list[NormalizedString]:
@@ -309,6 +305,15 @@ def _spans(names: list[str], start: int, end: int) -> list[tuple[int, int]]:
     if len(names) == 1 or sum(lengths) != end - start:
         return [(start, end)] * len(names)
     return list(pairwise(accumulate(lengths, initial=start)))
+
+
+def _text_hash(encoder: TextEncoder) -> str:
+    """Return a hash of everything that determines the ids of a text."""
+    vocabulary, codes = encoder.vocabulary, encoder.codes
+    lines = [str(encoder.splitter.splitting), "" if codes is None else codes.hash]
+    entries = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
+    lines += [f"{word} {frequency}" for word, frequency in entries]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _word_level(vocabulary: Vocabulary) -> Tokenizer:

@@ -1,0 +1,49 @@
+"""Summary of a data folder, and warnings about data that looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zipflm.data.folder import DataFolder
+
+_MAX_UNKNOWN = 0.05
+"""Warn about a held-out text with a larger share of unknown words."""
+
+
+def summary(folder: DataFolder) -> str:
+    """Describe the contents of a folder in a few lines."""
+    facts = folder.facts
+    vocabulary = facts.vocabulary
+    rule = "" if facts.splitting.is_plain else f", {facts.splitting}"
+    lines = [
+        f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}{rule}), hash {vocabulary.hash[:16]}"
+    ]
+    for name, split in facts.splits.items():
+        unknown = 100 * split.unknown / split.tokens
+        files = len(split.sources)
+        lines.append(
+            f"  {name:5}  {files:>4} file{'s' if files != 1 else ' '}  "
+            f"{split.tokens:>13,} tokens  {split.sentences:>11,} sentences  "
+            f"{split.types:>10,} types  {unknown:.2f}% unknown"
+        )
+    if facts.splitting.is_plain and not facts.options.ids:
+        lines.append("  words are separated by spaces (use --words words to split off punctuation)")
+    requested, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
+    if requested is not None and learned < requested:
+        lines.append(
+            f"  learned {learned:,} of {requested:,} merges: no remaining pair occurs more than "
+            "once"
+        )
+    return "\n".join(lines)
+
+
+def data_warnings(folder: DataFolder) -> Iterator[str]:
+    """Yield warnings about data that looks wrong."""
+    for name, split in folder.facts.splits.items():
+        unknown = split.out_of_vocabulary / split.words
+        if name != "train" and unknown > _MAX_UNKNOWN:
+            yield (
+                f"{unknown:.1%} of the words of the {name} text are unknown; check that it is the "
+                "same kind of text with the same tokenization, or lower --min-count, raise "
+                "--max-size, or use sub-words (--bpe)"
+            )
