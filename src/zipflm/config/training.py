@@ -98,7 +98,7 @@ class AdamW(Checked):
     eps: AboveZero = 1e-8
     """Added to the denominator for stability."""
     weight_decay: NotNegative = 0.0
-    """Weight decay on matrices and tables, not on biases, norms and tables with sparse gradients."""
+    """Weight decay on matrices and tables, not on biases, norms and sparse tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
