@@ -53,7 +53,7 @@ def test_reads_texts_of_different_lengths_together(model):
 @torch.no_grad()
 def test_rows_join_and_leave(model):
     texts = [torch.randint(4, 900, (length,)) for length in (3, 6, 4)]
-    rows = model.new_ragged_cache()
+    rows = model.new_cache(0, 0)
     rows.join(model.read(texts[:1])[1])
     rows.join(model.read(texts[1:])[1])
     assert rows.drop({1}) == [0, 2] and rows.rows == 2 and rows.full(1) == []

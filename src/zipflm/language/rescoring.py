@@ -130,7 +130,7 @@ class PrefixSharingScorer:
             hidden_NWD = hidden_UPD[owners_N, -1:]
             if targets_NW.shape[1] > 1:
                 words_NW = _padded([rests[row][:-1] for row in rows], PAD).to(device)
-                later_NWD = model(words_NW, cache.select(owners_N))
+                later_NWD = model(words_NW, cache.select(owners[rows].tolist()))
                 hidden_NWD = torch.cat([hidden_NWD, later_NWD], dim=1)
             at = torch.from_numpy(rows).to(device)
             nll_N[at] = nll_U[owners_N] + _sums(model, hidden_NWD, targets_NW)

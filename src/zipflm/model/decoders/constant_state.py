@@ -105,23 +105,23 @@ class RowStates:
     def rows(self) -> int:
         return len(self.tensors[0]) if self.tensors else 0
 
-    def select(self, rows: Tensor) -> RowStates:
+    def select(self, rows: Sequence[int]) -> RowStates:
         """Return new states with these rows in this order. Rows may be repeated."""
-        return RowStates(tuple(tensor[rows] for tensor in self.tensors))
+        indices = torch.tensor(rows, dtype=torch.int64, device=self.tensors[0].device)
+        return RowStates(tuple(tensor[indices] for tensor in self.tensors))
 
     def row(self, index: int) -> RowStates:
-        return RowStates(tuple(tensor[index : index + 1] for tensor in self.tensors))
+        return self.select([index])
 
-    def join(self, states: RowStates, lengths: Sequence[int] = (), capacity: int = 0) -> None:
-        """Append all rows of other states."""
+    def join(self, states: RowStates, capacity: int = 0) -> None:
+        """Append all rows of other states. `capacity` is ignored."""
         pairs = zip(self.tensors, states.tensors, strict=True)
         self.tensors = tuple(map(torch.cat, pairs)) if self.rows else states.tensors
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Remove these rows. Return the old indices of the remaining rows, in order."""
         kept = [row for row in range(self.rows) if row not in rows]
-        indices = torch.tensor(kept, dtype=torch.int64, device=self.tensors[0].device)
-        self.tensors = self.select(indices).tensors
+        self.tensors = self.select(kept).tensors
         return kept
 
     def full(self, length: int) -> list[int]:

@@ -85,10 +85,10 @@ class Transformer(nn.Module):
 
     def new_state(self, rows: int, capacity: int) -> KeyValueCache:
         """Create an empty cache on the decoder's device, at the current precision."""
-        sample = self.layers[0].query.weight  # type: ignore[union-attr]
-        assert isinstance(sample, Tensor)
-        dtype = autocast(sample[:0]).dtype
-        return KeyValueCache(self.config, rows, capacity, sample.device, dtype)
+        heads, head_dim = self.config.num_heads, self.config.dim // self.config.num_heads
+        shape = (self.config.num_layers, rows, heads, capacity, head_dim)
+        keys_LBHCK = autocast(next(self.parameters())[:0]).new_zeros(shape)
+        return KeyValueCache(keys_LBHCK, torch.zeros_like(keys_LBHCK), [0] * rows)
 
     def forward(
         self,
