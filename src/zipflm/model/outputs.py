@@ -34,10 +34,16 @@ _Nll = Callable[..., Tensor]
 
 
 class _OutputLayer(nn.Module):
+    in_dim: int
     table_shards: TableShards | None = None
     """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
     unknown_id: int | None = None
     """Id that replaces targets outside the vocabulary; without it they raise an error."""
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """First id of every band, then the vocabulary size."""
+        raise NotImplementedError
 
     def reset_parameters(self) -> None:
         initialization.reset(self)
@@ -53,6 +59,35 @@ class _OutputLayer(nn.Module):
 
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
         raise NotImplementedError
+
+    def _flatten(
+        self, hidden: Tensor, targets: Tensor, scored: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Flatten to one row per token, after checking shapes and targets.
+
+        Tokens that are not scored get target 0 and a vector of zeros: infinity or NaN in their
+        vectors would spread to the gradients of all projections.
+        """
+        _require_width(hidden, self.in_dim)
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(
+                f"targets.shape={tuple(targets.shape)}: expected {tuple(hidden.shape[:-1])}, one "
+                "target per hidden vector"
+            )
+        if scored is not None and (scored.shape != targets.shape or scored.dtype != torch.bool):
+            raise ValueError(
+                f"scored: {scored.dtype} of shape {tuple(scored.shape)}; expected torch.bool of "
+                f"shape {tuple(targets.shape)}"
+            )
+        vocab_size = self.edges[-1]
+        if self.unknown_id is not None:
+            targets = targets.where(targets < vocab_size, self.unknown_id)
+        targets_N = checked_ids("targets", targets, vocab_size, scored).reshape(-1)
+        hidden_ND = hidden.reshape(-1, hidden.shape[-1])
+        if scored is None:
+            return hidden_ND, targets_N, torch.ones_like(targets_N, dtype=torch.bool)
+        scored_N = scored.reshape(-1)
+        return hidden_ND.where(scored_N.unsqueeze(1), 0.0), targets_N, scored_N
 
 
 class FullSoftmax(_OutputLayer):
@@ -100,16 +135,13 @@ class FullSoftmax(_OutputLayer):
         return table
 
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
-        _require_width(hidden, self.in_dim)
-        targets = _replace_unknown(targets, self.vocab_size, self.unknown_id)
-        hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.vocab_size)
+        hidden_ND, targets_N, scored_N = self._flatten(hidden, targets, scored)
         if self.table_shards is not None:
             nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
         return nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """First id of every band, then the vocabulary size. All words form a single band."""
         return (0, self.vocab_size)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -280,9 +312,7 @@ class AdaptiveSoftmax(_OutputLayer):
         return total if self.reduction == "sum" else total / scored.sum().clamp(min=1)
 
     def _nll(self, nll: _Nll, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
-        _require_width(hidden, self.in_dim)
-        targets = _replace_unknown(targets, self.bands.vocab_size, self.unknown_id)
-        hidden_ND, targets_N, scored_N = _flatten(hidden, targets, scored, self.bands.vocab_size)
+        hidden_ND, targets_N, scored_N = self._flatten(hidden, targets, scored)
         hidden_ND = self._drop_and_project(hidden_ND)
         if self.table_shards is not None:
             nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
@@ -306,16 +336,19 @@ class AdaptiveSoftmax(_OutputLayer):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """First id of every band, then the vocabulary size."""
         return self.bands.edges
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Return log p of every word, [..., V]. Only for small vocabularies."""
-        head = self.head_log_probs(hidden)
+        hidden = self._drop_and_project(hidden)
+        in_head = self._project_head(hidden)
+        # Two products: concatenating the weights would copy the whole head.
+        logits = [F.linear(in_head, weight) for weight in (self._table(0), self.clusters)]
+        head = _log_softmax(torch.cat(logits, dim=-1))
         num_words = self.bands.sizes[0]
         parts = [head[..., :num_words]]
         for band in range(1, self.bands.num_bands):
-            within = self.tail_log_probs(hidden, band)
+            within = _log_softmax(F.linear(self._project_tail(hidden, band), self._table(band)))
             parts.append(head[..., num_words + band - 1, None] + within)
         return torch.cat(parts, dim=-1)
 
@@ -332,18 +365,6 @@ class AdaptiveSoftmax(_OutputLayer):
         best_NK, ids_NK = most_likely(self, hidden.reshape(-1, self.in_dim), k)
         shape = (*hidden.shape[:-1], k)
         return torch.return_types.topk((best_NK.view(shape), ids_NK.view(shape)))
-
-    def head_log_probs(self, hidden: Tensor) -> Tensor:
-        """Return log p of every head word, followed by log p of each tail band."""
-        projected = self._project_head(self._drop_and_project(hidden))
-        # Two products: concatenating the weights would copy the whole head.
-        logits = [F.linear(projected, weight) for weight in (self._table(0), self.clusters)]
-        return _log_softmax(torch.cat(logits, dim=-1))
-
-    def tail_log_probs(self, hidden: Tensor, band: int) -> Tensor:
-        """Return log p(word | band) for every word of a tail band. `band` starts at 1."""
-        projected = self._project_tail(self._drop_and_project(hidden), band)
-        return _log_softmax(F.linear(projected, self._table(band)))
 
     def _drop_and_project(self, hidden: Tensor) -> Tensor:
         hidden = dropout(hidden, self.input_dropout, self.training)
@@ -377,15 +398,12 @@ class AdaptiveSoftmax(_OutputLayer):
         constructor."""
         if module.head.bias is not None:
             raise ValueError("head_bias=True: AdaptiveSoftmax has no biases; use head_bias=False")
-        unsupported = {"head_projection", "in_dim", "tied_to", "tie"} & options.keys()
-        if unsupported:
-            raise ValueError(f"{', '.join(sorted(unsupported))}: cannot be set in from_torch")
         bands = Bands(module.n_classes, tuple(module.cutoffs), module.in_features, module.div_value)
         weight = module.head.weight
         softmax = cls(bands, **{"device": weight.device, "dtype": weight.dtype} | options)
         with torch.no_grad():
-            softmax.embeddings[0].copy_(module.head.weight[: bands.sizes[0]])
-            softmax.clusters.copy_(module.head.weight[bands.sizes[0] :])
+            softmax.embeddings[0].copy_(weight[: bands.sizes[0]])
+            softmax.clusters.copy_(weight[bands.sizes[0] :])
             for band in range(1, bands.num_bands):
                 projection, table = _torch_tail(module, band)
                 softmax.tail_projections[band - 1].copy_(projection)
@@ -418,36 +436,6 @@ def _torch_tail(module: nn.AdaptiveLogSoftmaxWithLoss, band: int) -> tuple[Tenso
     tail = module.tail[band - 1]
     assert isinstance(tail, nn.Sequential)
     return tail[0].weight, tail[1].weight  # type: ignore[return-value]
-
-
-def _replace_unknown(targets: Tensor, vocab_size: int, unknown_id: int | None) -> Tensor:
-    return targets if unknown_id is None else targets.where(targets < vocab_size, unknown_id)
-
-
-def _flatten(
-    hidden: Tensor, targets: Tensor, scored: Tensor | None, vocab_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Flatten to one row per token.
-
-    Tokens that are not scored get target 0 and a vector of zeros: infinity or NaN in their vectors
-    would spread to the gradients of all projections.
-    """
-    if hidden.shape[:-1] != targets.shape:
-        raise ValueError(
-            f"targets.shape={tuple(targets.shape)}: expected {tuple(hidden.shape[:-1])}, one "
-            "target per hidden vector"
-        )
-    if scored is not None and (scored.shape != targets.shape or scored.dtype != torch.bool):
-        raise ValueError(
-            f"scored: {scored.dtype} of shape {tuple(scored.shape)}; expected torch.bool of shape "
-            f"{tuple(targets.shape)}"
-        )
-    targets_N = checked_ids("targets", targets, vocab_size, scored).reshape(-1)
-    hidden_ND = hidden.reshape(-1, hidden.shape[-1])
-    if scored is None:
-        return hidden_ND, targets_N, torch.ones_like(targets_N, dtype=torch.bool)
-    scored_N = scored.reshape(-1)
-    return hidden_ND.where(scored_N.unsqueeze(1), 0.0), targets_N, scored_N
 
 
 def _require_dense_gradients(tied_to: FixedEmbedding | AdaptiveEmbedding | None) -> None:
