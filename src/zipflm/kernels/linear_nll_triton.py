@@ -330,7 +330,7 @@ class _Blocks(NamedTuple):
 
 
 # Block sizes by kernel and maximum width: the fastest of 8-9 candidates on an H200, measured with
-# 3-24 % and 100 % of rows active.
+# 3-24% and 100% of rows active.
 _BLOCKS = {
     "lse": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},
     "mean": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},

@@ -47,7 +47,7 @@ CPU = Costs(per_logit=45.0, tail_product=1.5, per_tail=5e3)
 DEVICES = {"h200": H200, "cpu": CPU}
 
 TRADE = 0.075
-"""Value of time relative to width: saving 10 % of the time is worth 0.75 % of the width. With this
+"""Value of time relative to width: saving 10% of the time is worth 0.75% of the width. With this
 value, the best bands for WikiText-103 on an H200 with the paper's number of parameters have two
 tails, like the paper's, with similar cutoffs."""
 
