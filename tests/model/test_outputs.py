@@ -384,7 +384,7 @@ def test_rejects_wrong_shapes_and_dtypes(width, targets, scored, message):
             "bands.dim=16 must equal in_dim=24; or use tie='head'",
         ),
         ({"tie": "words"}, "tie='words': choose from none, embeddings, projections, head"),
-        ({"tail_dropout": 1.0}, "tail_dropout=1.0"),
+        ({"tail_dropout": 1.0}, "tail_dropout=.1.0, 1.0.: must be in"),
         ({"tail_dropout": (0.1,)}, "one per tail"),
         (
             {"tied_to": AdaptiveEmbedding(BANDS), "tie": "head", "head_projection": True},

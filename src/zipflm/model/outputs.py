@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.types import Device
 
-from zipflm.config import Tie
+from zipflm.config import AdaptiveOutput, Tie
 from zipflm.kernels import Impl, checked_ids, linear_nll, linear_nll_sum, statistics_dtype
 from zipflm.kernels.dropout import dropout
 from zipflm.model import initialization
@@ -214,17 +214,13 @@ class AdaptiveSoftmax(_OutputLayer):
         (tied_to,) = self._tied_to
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={self.reduction!r}: choose from mean, sum, none")
-        for name, rates in (
-            ("tail_dropout", self.tail_dropout_rates),
-            ("input_dropout", (self.input_dropout,)),
-        ):
-            if not all(0 <= rate < 1 for rate in rates):
-                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1)")
-        if len(self.tail_dropout_rates) != self.bands.num_tails:
-            raise ValueError(
-                f"tail_dropout={self.tail_dropout}: give one rate, or one per tail "
-                f"({self.bands.num_tails})"
-            )
+        # Dropout is checked by the config.
+        AdaptiveOutput(
+            cutoffs=self.bands.cutoffs,
+            dim=self.bands.dim,
+            tail_dropout=self.tail_dropout_rates,
+            input_dropout=self.input_dropout,
+        )
         if self.has_head_projection and self.tie.shares_head_projection:
             raise ValueError(
                 "head_projection=True: tie='head' already shares the input's projection; use "
@@ -402,12 +398,8 @@ class AdaptiveSoftmax(_OutputLayer):
         weight = module.head.weight
         softmax = cls(bands, **{"device": weight.device, "dtype": weight.dtype} | options)
         with torch.no_grad():
-            softmax.embeddings[0].copy_(weight[: bands.sizes[0]])
-            softmax.clusters.copy_(weight[bands.sizes[0] :])
-            for band in range(1, bands.num_bands):
-                projection, table = _torch_tail(module, band)
-                softmax.tail_projections[band - 1].copy_(projection)
-                softmax.embeddings[band].copy_(table)
+            for ours, theirs in softmax._pair_weights(module):
+                ours.copy_(theirs)
         return softmax
 
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
@@ -424,18 +416,20 @@ class AdaptiveSoftmax(_OutputLayer):
             bands.dim, bands.vocab_size, bands.cutoffs, div_value=bands.factor
         )
         with torch.no_grad():
-            module.head.weight.copy_(torch.cat([self._table(0), self.clusters]))
-            for band in range(1, bands.num_bands):
-                projection, table = _torch_tail(module, band)
-                projection.copy_(self.tail_projections[band - 1])
-                table.copy_(self.embeddings[band])
+            for ours, theirs in self._pair_weights(module):
+                theirs.copy_(ours)
         return module.to(self.clusters)
 
-
-def _torch_tail(module: nn.AdaptiveLogSoftmaxWithLoss, band: int) -> tuple[Tensor, Tensor]:
-    tail = module.tail[band - 1]
-    assert isinstance(tail, nn.Sequential)
-    return tail[0].weight, tail[1].weight  # type: ignore[return-value]
+    def _pair_weights(
+        self, module: nn.AdaptiveLogSoftmaxWithLoss
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each weight with its counterpart in PyTorch's module."""
+        num_words = self.bands.sizes[0]
+        yield self.embeddings[0], module.head.weight[:num_words]
+        yield self.clusters, module.head.weight[num_words:]
+        for band, tail in enumerate(module.tail, start=1):
+            yield self.tail_projections[band - 1], tail.get_parameter("0.weight")
+            yield self.embeddings[band], tail.get_parameter("1.weight")
 
 
 def _require_dense_gradients(tied_to: FixedEmbedding | AdaptiveEmbedding | None) -> None:
