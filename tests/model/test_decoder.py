@@ -7,14 +7,8 @@ from numerics import assert_close
 from torch import nn
 
 from zipflm.config import TransformerDecoder
-from zipflm.model.decoders.transformer import (
-    Shared,
-    Transformer,
-    _are_plain,
-    rotate,
-    rotations,
-    sinusoids,
-)
+from zipflm.model.decoders.positions import rotate, rotations, sinusoids
+from zipflm.model.decoders.transformer import Shared, Transformer, _are_plain
 
 PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 MODERN = replace(

@@ -22,11 +22,12 @@ from zipflm.config import (
     Tie,
 )
 from zipflm.kernels import Impl
+from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.decoders import Decoder, build_decoder
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding, UniqueTokens
 from zipflm.model.kv_cache import KeyValueCache, Past
-from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+from zipflm.model.outputs import FullSoftmax
 
 PADDING = 1
 """Id of the padding word in every vocabulary of this package."""

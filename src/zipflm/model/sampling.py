@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+    from zipflm.model.adaptive_softmax import AdaptiveSoftmax
+    from zipflm.model.outputs import FullSoftmax
 
 _MAX_LOG_PROBS = 1 << 25
 """Maximum number of log-probabilities per chunk: 128 MiB."""

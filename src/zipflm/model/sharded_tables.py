@@ -48,8 +48,9 @@ from torch.nn import functional as F
 
 from zipflm.kernels import Impl, Rows, autocast, linear_nll_sum, statistics_dtype
 from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
+from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
-from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+from zipflm.model.outputs import FullSoftmax
 
 _LAYERS = FixedEmbedding | AdaptiveEmbedding | FullSoftmax | AdaptiveSoftmax
 _TABLES = ("table", "embeddings", "clusters")
