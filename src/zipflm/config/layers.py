@@ -279,25 +279,13 @@ class FullOutput(OutputLayer):
 class AdaptiveOutput(Banded, OutputLayer):
     """A softmax over the head's words and the tail bands, and one softmax per tail band."""
 
-    tail_dropout: float | tuple[float, ...] = 0.0
-    """Dropout after each tail projection (section 5.4): one rate for all tails, or one per tail
-    (0.1,0.2)."""
+    tail_dropout: Fraction = 0.0
+    """Dropout after each tail projection (section 5.4)."""
     input_dropout: Fraction = 0.0
     """Dropout on the input of the layer, including the head. Used by fairseq, not by the paper."""
     head_projection: bool = False
     """Add an unshared projection to the head; tie=head shares the input's instead. The paper found
     both worse than none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rates, tails = self.tail_dropout, len(self.cutoffs)
-        if not isinstance(rates, tuple):
-            rates = (rates,) * tails
-        self.require(
-            "tail_dropout", len(rates) == tails, f"give one rate, or one per tail ({tails})"
-        )
-        in_range = all(0 <= rate < 1 for rate in rates)
-        self.require("tail_dropout", in_range, "must be in [0, 1)")
 
     def tie_problem(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> str | None:
         if not isinstance(input, AdaptiveInput):

@@ -5,7 +5,7 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.types import Device
 
-from zipflm.config import AdaptiveOutput, Tie
+from zipflm.config import Tie
 from zipflm.kernels import Impl
 from zipflm.kernels.dropout import dropout
 from zipflm.model import initialization
@@ -51,7 +51,7 @@ class AdaptiveSoftmax(OutputLayer):
         *,
         tied_to: AdaptiveEmbedding | None = None,
         tie: Tie | str = Tie.NONE,
-        tail_dropout: float | Sequence[float] = 0.0,
+        tail_dropout: float = 0.0,
         input_dropout: float = 0.0,
         head_projection: bool = False,
         ignore_index: int = -100,
@@ -63,16 +63,15 @@ class AdaptiveSoftmax(OutputLayer):
         """`in_dim` is the width of the hidden vectors (default: `bands.dim`). `tie` selects which
         weights of `tied_to` to share: `embeddings`, `projections` (embeddings and tail projections)
         or `head` (all of these and the head's projection). `input_dropout` is applied to the hidden
-        vectors, `tail_dropout` (one rate for all tails, or one per tail) to their projections for
-        the tails. `head_projection` adds an unshared projection to the head. `impl` selects the
-        implementation (see `zipflm.kernels`). `device` and `dtype` apply to weights that are not
-        shared."""
+        vectors, `tail_dropout` to their projections for the tails. `head_projection` adds an
+        unshared projection to the head. `impl` selects the implementation (see `zipflm.kernels`).
+        `device` and `dtype` apply to weights that are not shared."""
         super().__init__()
         self.bands: Bands = bands
         self.tie: Tie = Tie(tie)
         self.impl: Impl = impl
         self.in_dim: int = bands.dim if in_dim is None else in_dim
-        self.tail_dropout: float | Sequence[float] = tail_dropout
+        self.tail_dropout: float = tail_dropout
         self.input_dropout: float = input_dropout
         self.has_head_projection: bool = head_projection
         self.ignore_index: int = ignore_index
@@ -82,23 +81,13 @@ class AdaptiveSoftmax(OutputLayer):
         self._make_parameters(device, dtype)
         self.reset_parameters()
 
-    @property
-    def tail_dropout_rates(self) -> tuple[float, ...]:
-        if isinstance(self.tail_dropout, Sequence):
-            return tuple(self.tail_dropout)
-        return (self.tail_dropout,) * self.bands.num_tails
-
     def _check(self) -> None:
         (tied_to,) = self._tied_to
         if self.reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={self.reduction!r}: choose from mean, sum, none")
-        # Dropout is checked by the config.
-        AdaptiveOutput(
-            cutoffs=self.bands.cutoffs,
-            dim=self.bands.dim,
-            tail_dropout=self.tail_dropout_rates,
-            input_dropout=self.input_dropout,
-        )
+        for name in ("tail_dropout", "input_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1)")
         if self.has_head_projection and self.tie.shares_head_projection:
             raise ValueError(
                 "head_projection=True: tie='head' already shares the input's projection; use "
@@ -258,9 +247,7 @@ class AdaptiveSoftmax(OutputLayer):
             projection = self.tail_projections[band - 1]
         else:
             projection = tied_to.band_weights(band)[1].T
-        return dropout(
-            F.linear(hidden, projection), self.tail_dropout_rates[band - 1], self.training
-        )
+        return dropout(F.linear(hidden, projection), self.tail_dropout, self.training)
 
     def _table(self, band: int) -> Tensor:
         (tied_to,) = self._tied_to
