@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from zipflm.kernels import linear_nll_chunked, reference
 from zipflm.kernels.operators import checked_ids as checked_ids
-from zipflm.kernels.reference import autocast as autocast
+from zipflm.kernels.reference import cast_for_matmul as cast_for_matmul
 from zipflm.kernels.reference import statistics_dtype as statistics_dtype
 
 Impl = Literal["auto", "reference"]
@@ -44,7 +44,7 @@ def linear_nll(
     inputs). The fast implementations only support first derivatives; `create_graph=True`,
     forward-mode differentiation and `torch.func` transforms use the reference.
     """
-    hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
+    hidden_NE, weight_VE = cast_for_matmul(hidden_NE), cast_for_matmul(weight_VE)
     kernels = choose_kernels(hidden_NE, impl, rows)
     nll_N: Tensor = kernels.linear_nll(hidden_NE, weight_VE, targets_N, active_N)
     return nll_N
@@ -84,7 +84,7 @@ def linear_nll_sum(
 
     All rows have the same upstream gradient, so gradients are computed in the forward pass.
     """
-    hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
+    hidden_NE, weight_VE = cast_for_matmul(hidden_NE), cast_for_matmul(weight_VE)
     inputs = hidden_NE, weight_VE, targets_N, active_N
     kernels = choose_kernels(hidden_NE, impl, rows)
     needs_grad = torch.is_grad_enabled() and (hidden_NE.requires_grad or weight_VE.requires_grad)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zipflm.config import Recompute
 from zipflm.config.decoder import Decoder
-from zipflm.kernels import autocast
+from zipflm.kernels import cast_for_matmul
 from zipflm.kernels.dropout import dropout
 
 States = tuple[Tensor, ...]
@@ -47,7 +47,7 @@ class ConstantStateDecoder(nn.Module):
 
     def new_state(self, rows: int, capacity: int = 0) -> RowStates:
         """Return the initial state for inference. `capacity` is ignored."""
-        return RowStates(self.start(rows, autocast(next(self.parameters())[:0])))
+        return RowStates(self.start(rows, cast_for_matmul(next(self.parameters())[:0])))
 
     def forward(
         self,
@@ -58,7 +58,7 @@ class ConstantStateDecoder(nn.Module):
         """Return hidden vectors and the new state. The input of each layer is appended to
         `layer_inputs`."""
         # As in the Transformer: rows of word tables start with norm 1.
-        hidden = autocast(embedded_BTD) * math.sqrt(self.config.dim)
+        hidden = cast_for_matmul(embedded_BTD) * math.sqrt(self.config.dim)
         before = iter(self.start(len(hidden), hidden) if state is None else state)
         after: list[Tensor] = []
         for layer, shapes in zip(self.layers, self._shapes, strict=True):

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 )
 
 from zipflm.config import Recompute, TransformerDecoder
-from zipflm.kernels import autocast
+from zipflm.kernels import cast_for_matmul
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.model import initialization
 from zipflm.model.decoders.positions import rotate, rotations_for, sinusoids
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
         """Create an empty cache on the decoder's device, at the current precision."""
         heads, head_dim = self.config.num_heads, self.config.dim // self.config.num_heads
         shape = (self.config.num_layers, rows, heads, capacity, head_dim)
-        keys_LBHCK = autocast(next(self.parameters())[:0]).new_zeros(shape)
+        keys_LBHCK = cast_for_matmul(next(self.parameters())[:0]).new_zeros(shape)
         return KeyValueCache(keys_LBHCK, torch.zeros_like(keys_LBHCK), [0] * rows)
 
     def forward(
@@ -98,7 +98,7 @@ class Transformer(nn.Module):
         config = self.config
         # Under autocast, looked-up rows are float32 and projected ones are not. Use the same
         # precision for the residual stream in both cases.
-        hidden_BTD = autocast(embedded_BTD)
+        hidden_BTD = cast_for_matmul(embedded_BTD)
         # Scale to the size of the sinusoids, as in the authors' code (the paper does not say so).
         hidden_BTD = hidden_BTD * math.sqrt(config.dim)
         if cache is not None:
