@@ -61,8 +61,8 @@ class KeyValueCache:
         """Number of words in each row."""
         self._capacities = [self.capacity] * len(lengths)
         """Maximum length of each row."""
-        self._slots_BT: Tensor | None = None
-        """Slots of the new words, if rows differ in length."""
+        self._slots: tuple[Tensor, Tensor] | None = None
+        """Rows [B, 1] and positions [B, T] of the new words, if rows differ in length."""
 
     @property
     def rows(self) -> int:
@@ -81,14 +81,14 @@ class KeyValueCache:
 
     def visible(self, num_new: int) -> Tensor | None:
         position, device = self.position, self.keys_LBHCK.device
-        self._slots_BT = None
+        self._slots = None
         if isinstance(position, int) and (num_new == 1 or position == 0):
             return None
-        slots = position + torch.arange(num_new, device=device)
-        visible = torch.arange(max(self.lengths) + num_new, device=device) <= slots.unsqueeze(-1)
+        new = position + torch.arange(num_new, device=device)
+        visible = torch.arange(max(self.lengths) + num_new, device=device) <= new.unsqueeze(-1)
         if isinstance(position, int):
             return visible
-        self._slots_BT = slots
+        self._slots = torch.arange(self.rows, device=device).unsqueeze(1), new
         return visible.unsqueeze(1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
@@ -113,14 +113,14 @@ class KeyValueCache:
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
         longest, num_new = max(self.lengths), key_BHTK.shape[2]
-        rows_B1 = torch.arange(self.rows, device=key_BHTK.device).unsqueeze(1)
         extended = []
         for buffer, new_BHTK in ((self.keys_LBHCK, key_BHTK), (self.values_LBHCK, value_BHTK)):
             all_BHSK = buffer[layer, : self.rows, :, : longest + num_new]
-            if self._slots_BT is None:
+            if self._slots is None:
                 all_BHSK[:, :, longest:] = new_BHTK
             else:
-                buffer[layer, rows_B1, :, self._slots_BT] = new_BHTK.transpose(1, 2)
+                rows_B1, positions_BT = self._slots
+                buffer[layer, rows_B1, :, positions_BT] = new_BHTK.transpose(1, 2)
             extended.append(all_BHSK)
         return extended[0], extended[1]
 
