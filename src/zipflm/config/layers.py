@@ -18,8 +18,8 @@ from zipflm.config.text import Unit
 from zipflm.messages import quoted
 from zipflm.model.bands import Bands
 
-Share = Callable[[int, int], float]
-"""share(first, end) is the fraction of the running text with ids in [first, end)."""
+TextShare = Callable[[int, int], float]
+"""share(first, end) returns the fraction of the running text with ids in [first, end)."""
 
 NUM_BYTES = 257
 """Rows of a byte table: 0 for padding, then 256 values."""
@@ -83,7 +83,7 @@ class InputLayer(Layer):
         """Return the number of trainable parameters by part."""
 
     @abstractmethod
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         """Return the average number of multiply-adds per token, given the frequency of ids."""
 
 
@@ -99,7 +99,7 @@ class OutputLayer(Layer):
         """Return the number of trainable parameters by part, without shared ones."""
 
     @abstractmethod
-    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, tie: Tie, share: TextShare) -> float:
         """Return the average number of multiply-adds per token, given the frequency of ids."""
 
 
@@ -115,7 +115,7 @@ class FixedInput(InputLayer):
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         return {"table": vocab_size * self.dim} | _projection_params(self.dim, width)
 
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         return sum(_projection_params(self.dim, width).values())  # lookups are free
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
@@ -148,7 +148,7 @@ class AdaptiveInput(Banded, InputLayer):
         bands = self.bands(vocab_size)
         return _band_tables(bands) | _band_projections(bands, width)
 
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         bands = self.bands(vocab_size)
         shares = (share(first, end) for first, end in pairwise(bands.edges))
         return sum(
@@ -231,7 +231,7 @@ class CharacterInput(InputLayer):
             "symbols": 2 * width,
         }
 
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         parts = self.params(vocab_size, width)
         # Every filter is applied at every byte, padding included.
         return parts["convolutions"] * self.max_bytes + parts["highway"] + parts["projection"]
@@ -267,7 +267,7 @@ class FullOutput(OutputLayer):
         table = {} if tie.shares_embeddings else {"table": vocab_size * self.dim}
         return table | _projection_params(self.dim, width)
 
-    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, tie: Tie, share: TextShare) -> float:
         # The parameters of a shared table count as the input's, but its products are done here.
         return vocab_size * self.dim + sum(_projection_params(self.dim, width).values())
 
@@ -321,7 +321,7 @@ class AdaptiveOutput(Banded, OutputLayer):
             parts |= projections
         return parts
 
-    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, tie: Tie, share: TextShare) -> float:
         bands = self.bands(vocab_size)
         has_projection = tie.shares_head_projection or bands.dim != width
         head = bands.dim * (bands.sizes[0] + bands.num_tails + (width if has_projection else 0))

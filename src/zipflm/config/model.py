@@ -15,7 +15,7 @@ from zipflm.config.layers import (
     FullOutput,
     InputConfig,
     OutputConfig,
-    Share,
+    TextShare,
     Tie,
 )
 from zipflm.config.text import Unit
@@ -132,7 +132,7 @@ class ModelConfig(Checked):
             for part, count in parts.items()
         }
 
-    def products_per_token(self, share: Share, block: int) -> float:
+    def products_per_token(self, share: TextShare, block: int) -> float:
         """Return the number of multiply-adds to predict one token in a block of this length.
 
         A token only uses the weights of its band; `share` gives the frequency of each band.
