@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import draw
@@ -57,13 +56,14 @@ class Generation:
         self.cache = model.new_cache(rows, length + steps)
         self.hidden_BD = model(prompt_BT, self.cache)[:, -1]
         self.last = [self.hidden_BD]
-        self.recorded = RaggedCache()
-        self.recorded.join(self.cache, [length] * rows, length + steps)
+        self.after_prompt = self.cache.snapshot()
+        self.recorded = model.new_cache(0, 0)
+        self.recorded.join(self.cache, length + steps)
         self.is_on_gpu = prompt_BT.is_cuda
 
     def seconds(self, choose: Choose) -> float:
         """Average time of one step."""
-        self.cache.restore(self.prompt_BT.shape[1])
+        self.cache.restore(self.after_prompt)
         hidden_BD, self.last = self.hidden_BD, []
         start = self.clock()
         for _ in range(self.steps):
@@ -74,8 +74,8 @@ class Generation:
 
     def seconds_recorded(self, choose: Choose) -> float:
         """Average time of one recorded step."""
-        rows, length = self.prompt_BT.shape
-        self.recorded.fill(range(rows), self.cache, [length] * rows)
+        self.cache.restore(self.after_prompt)
+        self.recorded.fill(range(len(self.prompt_BT)), self.cache)
         step, hidden_BD = self.step, self.hidden_BD
         start = self.clock()
         for _ in range(self.steps):

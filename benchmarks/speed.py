@@ -28,9 +28,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from training_step import measure, random_tokens, real_tokens
 
+from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding
-from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+from zipflm.model.outputs import FullSoftmax
 from zipflm.presets import dataset_of, from_name
 from zipflm.presets.recipes import apply
 from zipflm.settings import override

@@ -1,14 +1,15 @@
-"""Inputs of `linear_nll` for the tests of its forms, and what a form makes of them."""
+"""Inputs of `linear_nll` for tests of its implementations, and the results of each."""
 
 import math
 
 import torch
+from numerics import assert_as_good_as_plain
 
 from zipflm.kernels import reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("nll", "hidden", "weight")
-"""Of what `losses_and_gradients` returns."""
+"""The values that `losses_and_gradients` returns."""
 
 
 def problem(rows, width, words, share, dtype=torch.float32, device="cpu"):
@@ -40,3 +41,25 @@ def truth_of(hidden, weight, targets, active, **options):
     """The reference in float64."""
     exact = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     return losses_and_gradients(reference.linear_nll, *exact, targets, active, **options)
+
+
+def sum_and_gradients(compute, hidden, weight, targets, active, factor=0.5):
+    """The summed nll and the gradients. Only factors that are powers of two do not round again."""
+    total = compute(hidden, weight, targets, active).sum()
+    return total, *torch.autograd.grad(factor * total, (hidden, weight))
+
+
+def true_sum_and_gradients(hidden, weight, targets, active, factor=0.5):
+    """The reference in float64."""
+    exact = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
+    return sum_and_gradients(reference.linear_nll, *exact, targets, active, factor)
+
+
+def assert_as_accurate_as_reference(compute, arguments, **options):
+    plain = losses_and_gradients(reference.linear_nll, *arguments, **options)
+    truth, ours = (
+        truth_of(*arguments, **options),
+        losses_and_gradients(compute, *arguments, **options),
+    )
+    for name, t, p, o in zip(NAMES, truth, plain, ours, strict=True):
+        assert_as_good_as_plain(t, p, o, name)

@@ -41,15 +41,6 @@ def test_parses_values_by_field_type():
     assert changed.input == CONFIG.input
 
 
-def test_tail_dropout_takes_one_rate_or_one_per_tail():
-    def rates(text):
-        return override(CONFIG, [f"output.tail_dropout={text}"]).output.tail_dropout
-
-    assert (rates("0.3"), rates("0.1,0.2")) == (0.3, (0.1, 0.2))
-    with pytest.raises(ValueError, match=r"output.tail_dropout=\(0.1, 0.2, 0.3\): give one rate"):
-        rates("0.1,0.2,0.3")
-
-
 def test_dependent_fields_can_change_together():
     changed = override(CONFIG, ["input.cutoffs=9,99", "output.cutoffs=9,99"])
     assert changed.output_bands == changed.input_bands

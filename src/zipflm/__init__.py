@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from zipflm.data.vocabulary import Vocabulary as Vocabulary
     from zipflm.language.model import TrainedModel as TrainedModel
     from zipflm.language.model import load as load
+    from zipflm.model.adaptive_softmax import AdaptiveSoftmax as AdaptiveSoftmax
     from zipflm.model.bands import Bands as Bands
     from zipflm.model.inputs import AdaptiveEmbedding as AdaptiveEmbedding
     from zipflm.model.language_model import LanguageModel as LanguageModel
-    from zipflm.model.outputs import AdaptiveSoftmax as AdaptiveSoftmax
     from zipflm.presets import preset as preset
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AdaptiveEmbedding": "zipflm.model.inputs",
-    "AdaptiveSoftmax": "zipflm.model.outputs",
+    "AdaptiveSoftmax": "zipflm.model.adaptive_softmax",
     "Bands": "zipflm.model.bands",
     "Batches": "zipflm.data.batches",
     "Blocks": "zipflm.config",

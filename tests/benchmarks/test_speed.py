@@ -6,9 +6,9 @@ import pytest
 import torch
 from benchmark_scripts import FOLDER, load
 
+from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding
-from zipflm.model.outputs import AdaptiveSoftmax
 
 BANDS = Bands(200, (40, 100), 16, 2)
 

@@ -7,14 +7,8 @@ from numerics import assert_close
 from torch import nn
 
 from zipflm.config import TransformerDecoder
-from zipflm.model.decoders.transformer import (
-    Shared,
-    Transformer,
-    _are_plain,
-    rotate,
-    rotations,
-    sinusoids,
-)
+from zipflm.model.decoders.positions import rotate, rotations, sinusoids
+from zipflm.model.decoders.transformer import Shared, Transformer, _are_plain
 
 PLAIN = TransformerDecoder(dim=32, num_layers=2, num_heads=4, ffn_dim=64)
 MODERN = replace(
@@ -97,43 +91,38 @@ def test_each_dropout_rate_has_an_effect(rate):
     assert not torch.equal(noisy(words)[0], noisy(words)[0])
 
 
+def patch_forward(linear, call):
+    """Offloading libraries do this, to load weights on demand."""
+    original = linear.forward
+    linear.forward = lambda x: (call(), original(x))[1]
+
+
+HOOKS = {
+    "forward": lambda linear, call: linear.register_forward_hook(lambda *_: call()),
+    "backward": lambda linear, call: linear.register_full_backward_hook(lambda *_: call()),
+    "before": lambda linear, call: linear.register_full_backward_pre_hook(lambda *_: call()),
+    "patched": patch_forward,
+}
+
+
 @pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
-def test_calls_forward_hooks_and_replaced_projections(name):
+@pytest.mark.parametrize("hook", HOOKS)
+def test_calls_hooks_of_projections(hook, name):
     """Adapters and hooks must work although products are fused."""
-    decoder, words, seen = Transformer(PLAIN), torch.randn(1, 4, 32), []
-    layer = decoder.layers[0]
-    layer.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
-    decoder(words)
-    assert seen == [name]
-    decoder.eval()
-    before = decoder(words)[0]
-    layer.register_module(name, nn.Sequential(layer.get_submodule(name), nn.Softsign()))
-    assert not torch.equal(decoder(words)[0], before)
-
-
-@pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
-@pytest.mark.parametrize(
-    "register", ["register_full_backward_hook", "register_full_backward_pre_hook"]
-)
-def test_calls_backward_hooks_of_projections(name, register):
     decoder, seen = Transformer(PLAIN), []
     linear = decoder.layers[0].get_submodule(name)
-    getattr(linear, register)(lambda *_: seen.append(name))
+    HOOKS[hook](linear, lambda: seen.append(name))
     decoder(torch.randn(1, 4, 32))[0].sum().backward()
     assert seen == [name]
     assert not _are_plain(linear)  # disables fusing on a GPU
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "ffn_in"])
-def test_calls_patched_forward_of_projections(name):
-    """Offloading libraries patch `forward` to load weights on demand."""
+def test_uses_replaced_projections(name):
     decoder, words = Transformer(PLAIN).eval(), torch.randn(1, 4, 32)
-    before = decoder(words)[0]
-    linear = decoder.layers[0].get_submodule(name)
-    original = linear.forward
-    linear.forward = lambda x: 2 * original(x)
+    before, layer = decoder(words)[0], decoder.layers[0]
+    layer.register_module(name, nn.Sequential(layer.get_submodule(name), nn.Softsign()))
     assert not torch.equal(decoder(words)[0], before)
-    assert not _are_plain(linear)  # disables fusing on a GPU
 
 
 def test_zero_output_layers_start_as_identity():

@@ -235,8 +235,6 @@ def test_second_derivatives_of_tied_weights():
 def test_rejects_options_that_pytorch_lacks():
     with pytest.raises(ValueError, match="head_bias=True"):
         AdaptiveSoftmax.from_torch(nn.AdaptiveLogSoftmaxWithLoss(8, 20, (5,), head_bias=True))
-    with pytest.raises(ValueError, match="head_projection"):
-        AdaptiveSoftmax.from_torch(nn.AdaptiveLogSoftmaxWithLoss(8, 20, (5,)), head_projection=True)
     with pytest.raises(ValueError, match="tie='embeddings'.*no tied weights"):
         make_softmax(Tie.EMBEDDINGS)[0].to_torch()
 
@@ -272,7 +270,7 @@ def make_any_softmax(kind, impl):
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("impl", ["reference", "fused"])
+@pytest.mark.parametrize("impl", ["reference", "auto"])
 @pytest.mark.parametrize("kind", ["full", "full, tied", *TIES])
 def test_unscored_positions_affect_nothing(kind, impl, poison):
     softmax, parameters = make_any_softmax(kind, impl)
@@ -386,8 +384,7 @@ def test_rejects_wrong_shapes_and_dtypes(width, targets, scored, message):
             "bands.dim=16 must equal in_dim=24; or use tie='head'",
         ),
         ({"tie": "words"}, "tie='words': choose from none, embeddings, projections, head"),
-        ({"tail_dropout": 1.0}, "tail_dropout=1.0"),
-        ({"tail_dropout": (0.1,)}, "one per tail"),
+        ({"tail_dropout": 1.0}, "tail_dropout=1.0: must be in"),
         (
             {"tied_to": AdaptiveEmbedding(BANDS), "tie": "head", "head_projection": True},
             "head_projection=True",
@@ -464,7 +461,7 @@ def test_accepts_time_first_batches():
     assert_close(time_first.T, softmax.nll(hidden, targets, scored), 1e-6)
 
 
-@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("impl", ["auto", "reference"])
 def test_loss_is_zero_without_tokens(impl):
     softmax, tied_to = make_softmax(Tie.PROJECTIONS, impl=impl)
     hidden = tied_to(torch.zeros(0, 3, dtype=torch.int64))
@@ -480,24 +477,18 @@ def test_repr_shows_the_options():
     assert "out_dim=16" in repr(tied_to)
 
 
-def test_tails_can_have_different_dropout():
-    torch.manual_seed(0)
-    softmax, _ = make_softmax(tail_dropout=(0.0, 0.5), reduction="none")
-    hidden, targets = torch.randn(3, 16), torch.tensor([5, 20, 70])  # head, first tail, second
-    trained, evaluated = softmax(hidden, targets), softmax.eval()(hidden, targets)
-    assert (trained == evaluated).tolist() == [True, True, False]
-
-
 @pytest.mark.parametrize("tie", [Tie.NONE, Tie.EMBEDDINGS, Tie.PROJECTIONS])
 def test_head_projection_changes_only_the_head(tie):
     softmax, tied_to = make_softmax(tie, head_projection=True)
     hidden = torch.randn(3, 16)
     plain = AdaptiveSoftmax(BANDS, tied_to=tied_to, tie=tie)
     plain.load_state_dict(softmax.state_dict(), strict=False)
-    assert not torch.equal(softmax.head_log_probs(hidden), plain.head_log_probs(hidden))
-    assert torch.equal(softmax.tail_log_probs(hidden, 1), plain.tail_log_probs(hidden, 1))
-    projected = hidden @ softmax.head_projection.T
-    assert_close(softmax.head_log_probs(hidden), plain.head_log_probs(projected), 1e-6)
+    log_probs, unprojected = softmax.log_probs(hidden), plain.log_probs(hidden)
+    assert not torch.equal(log_probs[:, :10], unprojected[:, :10])
+    tail = slice(10, 40)
+    assert_close(log_probs[:, tail].log_softmax(1), unprojected[:, tail].log_softmax(1), 1e-6)
+    projected = plain.log_probs(hidden @ softmax.head_projection.T)
+    assert_close(log_probs[:, :10], projected[:, :10], 1e-6)
     targets = torch.tensor([3, 20, 70])
-    expected = softmax.log_probs(hidden).gather(1, targets.unsqueeze(1)).squeeze(1)
+    expected = log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
     assert_close(-softmax.nll(hidden, targets), expected, 1e-5)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from zipflm import LanguageModel, preset
-from zipflm.model.kv_cache import RaggedCache
 from zipflm.settings import override
 
 TEXTS = [[2, 17, 250, 9, 4], [2, 390], [2, 8, 8], [2, 5, 6, 7, 8, 9, 10]]
@@ -28,13 +27,10 @@ def alone(model, words):
 
 def joined(model, texts, capacity=16):
     """A cache of texts that joined one by one, except for one pair of unequal length."""
-    ragged = RaggedCache()
+    ragged = model.new_cache(0, 0)
     for some in ([texts[0]], texts[1:3], *([text] for text in texts[3:])):
-        longest = max(map(len, some))
-        words = torch.tensor([text + [1] * (longest - len(text)) for text in some])
-        cache = model.new_cache(*words.shape)
-        model(words, cache)
-        ragged.join(cache, [len(text) for text in some], capacity)
+        _, cache = model.read([torch.tensor(text) for text in some])
+        ragged.join(cache, capacity)
     return ragged
 
 
@@ -80,9 +76,7 @@ def test_new_row_replaces_a_longer_dropped_one():
     model = a_model()
     ragged = joined(model, TEXTS)
     ragged.drop({3})  # the longest; its words stay in memory
-    cache = model.new_cache(1, 2)
-    model(torch.tensor([[2, 99]]), cache)
-    ragged.join(cache, [2], 16)
+    ragged.join(model.read([torch.tensor([2, 99])])[1], 16)
     hidden = model(torch.full((4, 1), 12), ragged)[-1, -1]
     torch.testing.assert_close(hidden, alone(model, [2, 99, 12]), rtol=0, atol=1e-5)
 
@@ -96,12 +90,10 @@ def test_frees_memory_after_the_last_row():
 
 def test_capacity_shrinks_when_reallocated():
     model = a_model()
-    ragged = RaggedCache()
+    ragged = model.new_cache(0, 0)
 
     def join(number, capacity):
-        cache = model.new_cache(number, 2)
-        model(torch.full((number, 2), 3), cache)
-        ragged.join(cache, [2] * number, capacity)
+        ragged.join(model.read([torch.tensor([3, 3])] * number)[1], capacity)
 
     join(2, 100)
     join(2, 10)
@@ -112,10 +104,3 @@ def test_capacity_shrinks_when_reallocated():
     hidden = model(torch.full((5, 1), 12), ragged)[:, -1]
     expected = alone(model, [3, 3, 12]).expand(5, -1)
     torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
-
-
-def test_rejects_wrong_number_of_rows():
-    model = a_model()
-    ragged = joined(model, TEXTS, capacity=7)
-    with pytest.raises(ValueError, match="3 rows, but the cache has 4"):
-        model(torch.ones(3, 1, dtype=torch.long), ragged)

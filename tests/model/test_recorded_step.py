@@ -8,7 +8,6 @@ from numerics import assert_close
 
 from zipflm import LanguageModel, preset
 from zipflm.config import CharacterInput
-from zipflm.model.kv_cache import RaggedCache
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.presets import FACTORIZATIONS
 from zipflm.presets.recipes import resolve
@@ -32,8 +31,8 @@ def a_model(config, device="cpu"):
 def filled(model, words, capacity):
     cache = model.new_cache(*words.shape)
     model(words, cache)
-    ragged = RaggedCache()
-    ragged.join(cache, [words.shape[1]] * len(words), capacity)
+    ragged = model.new_cache(0, 0)
+    ragged.join(cache, capacity)
     return ragged
 
 
@@ -61,7 +60,7 @@ def test_rows_can_be_refilled_and_dropped(device):
     step(words[:, 8])
     other = model.new_cache(2, 3)
     model(words[:2, 5:8], other)
-    cache.fill([0, 1], other, [3, 3])
+    cache.fill([0, 1], other)
     hidden = step(words[:, 9])
     assert_close(hidden[:2], model(words[:2, [5, 6, 7, 9]])[:, -1], 2e-5)
     assert_close(hidden[2:], model(words[2:])[:, -1], 2e-5)

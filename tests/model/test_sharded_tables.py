@@ -9,9 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from training_runs import in_processes
 
+from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
-from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+from zipflm.model.outputs import FullSoftmax
 from zipflm.model.sharded_tables import TableShards, shard_tables
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]

@@ -45,8 +45,12 @@ class Checked:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for name, bound in _bounds(kind).items():
-            value = getattr(self, name)
-            require(bound.holds(value), name, value, bound.remedy)
+            self.require(name, bound.holds(getattr(self, name)), bound.remedy)
+
+    def require(self, field: str, condition: bool, remedy: str) -> None:
+        """Raise ValueError unless the condition holds. `field` may be a path (`input.sparse`)."""
+        if not condition:
+            require(False, field, operator.attrgetter(field)(self), remedy)
 
 
 @cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from zipflm.config.checks import ByKind, Checked, Fraction, Positive, require
+from zipflm.config.checks import ByKind, Checked, Fraction, Positive
 
 
 class Decoder(Checked, ABC):
@@ -96,23 +96,17 @@ class TransformerDecoder(Decoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.dim % self.num_heads == 0,
+        self.require("num_heads", self.dim % self.num_heads == 0, f"must divide dim={self.dim}")
+        head_dim = self.dim // self.num_heads
+        self.require(
             "num_heads",
-            self.num_heads,
-            f"must divide dim={self.dim}",
-        )
-        require(
-            self.positions != "rotary" or self.dim // self.num_heads % 2 == 0,
-            "num_heads",
-            self.num_heads,
+            self.positions == "sinusoidal" or head_dim % 2 == 0,
             f"rotary positions need an even head width, but dim={self.dim} / num_heads is "
-            f"{self.dim // self.num_heads}",
+            f"{head_dim}",
         )
-        require(
-            self.norm_position == "before" or not self.final_norm,
+        self.require(
             "final_norm",
-            self.final_norm,
+            self.norm_position == "before" or not self.final_norm,
             "the last layer already ends with a norm if norm_position=after; use final_norm=false",
         )
 
@@ -171,14 +165,12 @@ class GatedConvolutionDecoder(Decoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.blocks) > 0, "blocks", self.blocks, "give at least one block")
-        for kernel, width, bottleneck in self.blocks:
-            require(
-                kernel >= 1 and width >= 1 and bottleneck >= 0,
-                "blocks",
-                self.blocks,
-                "each is kernel:width:bottleneck, e.g. 5:512:128, or 4:900:0 without a bottleneck",
-            )
+        self.require("blocks", len(self.blocks) > 0, "give at least one block")
+        self.require(
+            "blocks",
+            all(k >= 1 and width >= 1 and bottleneck >= 0 for k, width, bottleneck in self.blocks),
+            "each is kernel:width:bottleneck, e.g. 5:512:128, or 4:900:0 without a bottleneck",
+        )
 
     @property
     def depth(self) -> int:
@@ -234,12 +226,8 @@ class LSTMDecoder(Decoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.hidden_dim >= self.dim,
-            "hidden_dim",
-            self.hidden_dim,
-            f"must be at least dim={self.dim}, the width of the projection",
-        )
+        remedy = f"must be at least dim={self.dim}, the width of the projection"
+        self.require("hidden_dim", self.hidden_dim >= self.dim, remedy)
 
     @property
     def depth(self) -> int:

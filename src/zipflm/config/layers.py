@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, NoReturn
+from typing import Annotated
 
-from zipflm.config.checks import ByKind, Checked, Count, Fraction, Positive, require
+from zipflm.config.checks import ByKind, Checked, Count, Fraction, Positive
 from zipflm.config.text import Unit
 from zipflm.messages import quoted
 from zipflm.model.bands import Bands
 
-Share = Callable[[int, int], float]
-"""share(first, end) is the fraction of the running text with ids in [first, end)."""
+TextShare = Callable[[int, int], float]
+"""share(first, end) returns the fraction of the running text with ids in [first, end)."""
 
 NUM_BYTES = 257
 """Rows of a byte table: 0 for padding, then 256 values."""
@@ -69,15 +69,10 @@ class Layer(Checked, ABC):
 class InputLayer(Layer):
     """`width` is the decoder's width."""
 
-    @property
-    def spells_words(self) -> bool:
-        """True if vectors are computed from the bytes of a word, once per unique word of a
-        batch."""
-        return False
-
-    @property
-    def has_sparse_gradients(self) -> bool:
-        return False
+    spells_words = False
+    """True if vectors are computed from the bytes of a word, once per unique word of a batch."""
+    sparse = False
+    """True if tables have sparse gradients."""
 
     def num_predicted(self, vocab_size: int) -> int:
         """Return the number of ids that the output layer predicts."""
@@ -88,7 +83,7 @@ class InputLayer(Layer):
         """Return the number of trainable parameters by part."""
 
     @abstractmethod
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         """Return the average number of multiply-adds per token, given the frequency of ids."""
 
 
@@ -96,15 +91,15 @@ class OutputLayer(Layer):
     """`width` is the decoder's output width."""
 
     @abstractmethod
-    def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
-        """Raise ValueError if these weights cannot be shared with the input layer."""
+    def tie_problem(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> str | None:
+        """Return why these weights cannot be shared with the input layer, or None if they can."""
 
     @abstractmethod
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
         """Return the number of trainable parameters by part, without shared ones."""
 
     @abstractmethod
-    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, tie: Tie, share: TextShare) -> float:
         """Return the average number of multiply-adds per token, given the frequency of ids."""
 
 
@@ -117,14 +112,10 @@ class FixedInput(InputLayer):
     sparse: bool = False
     """Update only the rows of words that occur in the batch. For tables that are not tied."""
 
-    @property
-    def has_sparse_gradients(self) -> bool:
-        return self.sparse
-
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         return {"table": vocab_size * self.dim} | _projection_params(self.dim, width)
 
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         return sum(_projection_params(self.dim, width).values())  # lookups are free
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
@@ -153,15 +144,11 @@ class AdaptiveInput(Banded, InputLayer):
     sparse: bool = False
     """Update only the rows of words that occur in the batch. For tables that are not tied."""
 
-    @property
-    def has_sparse_gradients(self) -> bool:
-        return self.sparse
-
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         bands = self.bands(vocab_size)
         return _band_tables(bands) | _band_projections(bands, width)
 
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         bands = self.bands(vocab_size)
         shares = (share(first, end) for first, end in pairwise(bands.edges))
         return sum(
@@ -176,6 +163,8 @@ class AdaptiveInput(Banded, InputLayer):
 @dataclass(frozen=True, kw_only=True)
 class CharacterInput(InputLayer):
     """A convolution over the bytes of each word, highway layers, a projection (section 4.4)."""
+
+    spells_words = True
 
     char_dim: Positive = 128
     """Width of a byte's embedding."""
@@ -200,33 +189,25 @@ class CharacterInput(InputLayer):
     """Predict only this many ids, including special tokens (0: all). Later words are still read
     as bytes, but predicted as `<unk>`."""
 
-    @property
-    def spells_words(self) -> bool:
-        return True
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.filters) > 0, "filters", self.filters, "give at least one filter")
-        for pair in self.filters:
-            require(
-                len(pair) == 2 and 1 <= pair[0] <= self.max_bytes and pair[1] >= 1,
-                "filters",
-                self.filters,
-                f"each needs (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} and "
-                "features >= 1",
-            )
-        require(
-            not self.markers or self.max_bytes > NUM_MARKERS,
+        self.require("filters", len(self.filters) > 0, "give at least one filter")
+        self.require(
+            "filters",
+            all(1 <= size <= self.max_bytes and count >= 1 for size, count in self.filters),
+            f"each needs (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} and "
+            "features >= 1",
+        )
+        self.require(
             "max_bytes",
-            self.max_bytes,
+            not self.markers or self.max_bytes > NUM_MARKERS,
             f"must exceed {NUM_MARKERS}, the number of markers; raise it or use markers=false",
         )
 
     def num_predicted(self, vocab_size: int) -> int:
-        require(
-            not self.predicted_words or _FIRST_WORD < self.predicted_words <= vocab_size,
+        self.require(
             "predicted_words",
-            self.predicted_words,
+            not self.predicted_words or _FIRST_WORD < self.predicted_words <= vocab_size,
             f"must be {_FIRST_WORD + 1} to {vocab_size} (the number of ids), or 0 for all",
         )
         return self.predicted_words or vocab_size
@@ -250,7 +231,7 @@ class CharacterInput(InputLayer):
             "symbols": 2 * width,
         }
 
-    def products(self, vocab_size: int, width: int, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         parts = self.params(vocab_size, width)
         # Every filter is applied at every byte, padding included.
         return parts["convolutions"] * self.max_bytes + parts["highway"] + parts["projection"]
@@ -270,28 +251,23 @@ class FullOutput(OutputLayer):
     dim: Positive
     """Width of the table."""
 
-    def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
+    def tie_problem(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> str | None:
         if not isinstance(input, FixedInput):
-            _raise_incompatible(tie, input, self)
-        require(
-            tie == Tie.EMBEDDINGS,
-            "tie",
-            tie.value,
-            "layers without bands can only share embeddings; use tie=embeddings",
-        )
-        require(
-            input.dim == self.dim,
-            "tie",
-            tie.value,
-            f"input.dim={input.dim} and output.dim={self.dim} cannot share one table; make them "
-            "equal or use tie=none",
-        )
+            return _incompatible(input, self)
+        if tie != Tie.EMBEDDINGS:
+            return "layers without bands can only share embeddings; use tie=embeddings"
+        if input.dim != self.dim:
+            return (
+                f"input.dim={input.dim} and output.dim={self.dim} cannot share one table; make "
+                "them equal or use tie=none"
+            )
+        return None
 
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
         table = {} if tie.shares_embeddings else {"table": vocab_size * self.dim}
         return table | _projection_params(self.dim, width)
 
-    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, tie: Tie, share: TextShare) -> float:
         # The parameters of a shared table count as the input's, but its products are done here.
         return vocab_size * self.dim + sum(_projection_params(self.dim, width).values())
 
@@ -303,54 +279,34 @@ class FullOutput(OutputLayer):
 class AdaptiveOutput(Banded, OutputLayer):
     """A softmax over the head's words and the tail bands, and one softmax per tail band."""
 
-    tail_dropout: float | tuple[float, ...] = 0.0
-    """Dropout after each tail projection (section 5.4): one rate for all tails, or one per tail
-    (0.1,0.2)."""
+    tail_dropout: Fraction = 0.0
+    """Dropout after each tail projection (section 5.4)."""
     input_dropout: Fraction = 0.0
     """Dropout on the input of the layer, including the head. Used by fairseq, not by the paper."""
     head_projection: bool = False
     """Add an unshared projection to the head; tie=head shares the input's instead. The paper found
     both worse than none."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rates = self.tail_dropout
-        if isinstance(rates, tuple):
-            tails = len(self.cutoffs)
-            require(
-                len(rates) == tails,
-                "tail_dropout",
-                rates,
-                f"give one rate, or one per tail ({tails})",
-            )
-        for rate in rates if isinstance(rates, tuple) else (rates,):
-            require(0 <= rate < 1, "tail_dropout", rate, "must be in [0, 1)")
-
-    def check_tie(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> None:
+    def tie_problem(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> str | None:
         if not isinstance(input, AdaptiveInput):
-            _raise_incompatible(tie, input, self)
+            return _incompatible(input, self)
         theirs, ours = input.bands(vocab_size), self.bands(vocab_size)
-        require(
-            theirs == ours,
-            "tie",
-            tie.value,
-            f"input and output must have the same bands, not {quoted(theirs)} and {quoted(ours)}; "
-            "use the same cutoffs, dim and factor for both, or tie=none",
-        )
-        require(
-            tie.shares_head_projection or self.dim == width,
-            "tie",
-            tie.value,
-            f"the head is scored without a projection, so output.dim={self.dim} must equal "
-            f"decoder.dim={width}; or use tie=head, which also projects the head",
-        )
-        require(
-            not (self.head_projection and tie.shares_head_projection),
-            "output.head_projection",
-            True,
-            "tie=head already shares the input's projection; use tie=projections or "
-            "output.head_projection=false",
-        )
+        if theirs != ours:
+            return (
+                f"input and output must have the same bands, not {quoted(theirs)} and "
+                f"{quoted(ours)}; use the same cutoffs, dim and factor for both, or tie=none"
+            )
+        if self.dim != width and not tie.shares_head_projection:
+            return (
+                f"the head is scored without a projection, so output.dim={self.dim} must equal "
+                f"decoder.dim={width}; or use tie=head, which also projects the head"
+            )
+        if self.head_projection and tie.shares_head_projection:
+            return (
+                "the head already shares the input's projection; use tie=projections or "
+                "output.head_projection=false"
+            )
+        return None
 
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
         bands = self.bands(vocab_size)
@@ -365,7 +321,7 @@ class AdaptiveOutput(Banded, OutputLayer):
             parts |= projections
         return parts
 
-    def products(self, vocab_size: int, width: int, tie: Tie, share: Share) -> float:
+    def products(self, vocab_size: int, width: int, tie: Tie, share: TextShare) -> float:
         bands = self.bands(vocab_size)
         has_projection = tie.shares_head_projection or bands.dim != width
         head = bands.dim * (bands.sizes[0] + bands.num_tails + (width if has_projection else 0))
@@ -406,8 +362,8 @@ def _prefix(unit: Unit) -> str:
     return "BPE " if unit == "bpe" else ""
 
 
-def _raise_incompatible(tie: Tie, input: InputConfig, output: OutputConfig) -> NoReturn:
-    raise ValueError(
-        f"tie={tie.value!r}: {type(input).__name__} and {type(output).__name__} cannot share "
-        "weights; use tie=none, or FixedInput with FullOutput, or AdaptiveInput with AdaptiveOutput"
+def _incompatible(input: InputConfig, output: OutputConfig) -> str:
+    return (
+        f"{type(input).__name__} and {type(output).__name__} cannot share weights; use tie=none, "
+        "or FixedInput with FullOutput, or AdaptiveInput with AdaptiveOutput"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zipflm.config.checks import Checked, Positive, require
+from zipflm.config.checks import Checked, Positive
 from zipflm.config.decoder import DecoderConfig, TransformerDecoder
 from zipflm.config.layers import (
     AdaptiveInput,
@@ -15,7 +15,7 @@ from zipflm.config.layers import (
     FullOutput,
     InputConfig,
     OutputConfig,
-    Share,
+    TextShare,
     Tie,
 )
 from zipflm.config.text import Unit
@@ -70,23 +70,23 @@ class ModelConfig(Checked):
                 check()
             except ValueError as error:  # starts with the name of the field
                 raise ValueError(f"{name}.{error}") from None
-        require(
-            self.tie == Tie.NONE or not self.input.has_sparse_gradients,
+        self.require(
             "input.sparse",
-            True,
+            self.tie == Tie.NONE or not self.input.sparse,
             f"the tied output layer (tie={self.tie.value}) has dense gradients; use tie=none or "
             "input.sparse=false",
         )
-        if self.tie != Tie.NONE:
-            into, out = self.decoder.dim, self.decoder.output_dim
-            require(
-                into == out or isinstance(self.output, FullOutput),
-                "tie",
-                self.tie.value,
+        if self.tie != Tie.NONE and (problem := self._tie_problem()):
+            raise ValueError(f"tie={self.tie.value!r}: {problem}")
+
+    def _tie_problem(self) -> str | None:
+        into, out = self.decoder.dim, self.decoder.output_dim
+        if into != out and isinstance(self.output, AdaptiveOutput):
+            return (
                 f"sharing bands needs a decoder with equal input and output widths, not {into} and "
-                f"{out}; end decoder.blocks with a width of {into}, or use tie=none",
+                f"{out}; end decoder.blocks with a width of {into}, or use tie=none"
             )
-            self.output.check_tie(self.tie, self.input, self.vocab_size, self.decoder.output_dim)
+        return self.output.tie_problem(self.tie, self.input, self.vocab_size, out)
 
     @property
     def input_bands(self) -> Bands | None:
@@ -132,7 +132,7 @@ class ModelConfig(Checked):
             for part, count in parts.items()
         }
 
-    def products_per_token(self, share: Share, block: int) -> float:
+    def products_per_token(self, share: TextShare, block: int) -> float:
         """Return the number of multiply-adds to predict one token in a block of this length.
 
         A token only uses the weights of its band; `share` gives the frequency of each band.

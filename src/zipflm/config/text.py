@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zipflm.config.checks import Checked, Positive, require
+from zipflm.config.checks import Checked, Positive
 
 Rule = Literal["whitespace", "words", "wikitext"]
 BreakMode = Literal["none", "complete", "sentence", "stream"]
@@ -29,16 +29,11 @@ class Blocks(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            0 <= self.context < self.block,
+        remedy = f"must be below block={self.block}; give 0 to {self.block - 1}"
+        self.require("context", 0 <= self.context < self.block, remedy)
+        self.require(
             "context",
-            self.context,
-            f"must be below block={self.block}; give 0 to {self.block - 1}",
-        )
-        require(
             self.break_mode != "stream" or self.context == 0,
-            "context",
-            self.context,
             "break_mode=stream keeps the state from block to block; use context=0",
         )
 

@@ -14,7 +14,6 @@ from zipflm.config.checks import (
     NotNegative,
     Positive,
     Share,
-    require,
 )
 from zipflm.config.model import ModelConfig
 from zipflm.config.text import Blocks, BreakMode, Unit
@@ -49,16 +48,14 @@ class BatchConfig(Checked):
             _ = self.eval_blocks
         except ValueError as error:  # starts with the name of the field
             raise ValueError(f"eval_{error}") from None
-        require(
-            self.eval_break_mode != "stream",
+        self.require(
             "eval_break_mode",
-            self.eval_break_mode,
+            self.eval_break_mode != "stream",
             "not supported for validation; use none, and run `zipflm evaluate --break stream`",
         )
-        require(
-            self.break_mode == "sentence" or self.tokens >= self.block,
+        self.require(
             "tokens",
-            self.tokens,
+            self.break_mode == "sentence" or self.tokens >= self.block,
             f"must be at least block={self.block}; raise tokens or lower block",
         )
 
@@ -132,13 +129,9 @@ class CosineCycles(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            0 <= self.min_lr <= self.max_lr,
-            "min_lr",
-            self.min_lr,
-            f"must lie between 0 and max_lr={self.max_lr}",
-        )
-        require(0 < self.shrink <= 1, "shrink", self.shrink, "must lie in (0, 1]")
+        remedy = f"must lie between 0 and max_lr={self.max_lr}"
+        self.require("min_lr", 0 <= self.min_lr <= self.max_lr, remedy)
+        self.require("shrink", 0 < self.shrink <= 1, "must lie in (0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +149,8 @@ class WarmupDecay(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.warmup + self.decay <= 1 + 1e-9,
-            "decay",
-            self.decay,
-            f"decay and warmup={self.warmup} add up to more than 1; lower one of them",
-        )
+        remedy = f"decay and warmup={self.warmup} add up to more than 1; lower one of them"
+        self.require("decay", self.warmup + self.decay <= 1 + 1e-9, remedy)
 
 
 Recompute = Literal["none", "attention", "layer"]
@@ -224,27 +213,21 @@ class TrainingConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            0 < self.validate_share <= 1,
-            "validate_share",
-            self.validate_share,
-            "must be above 0 and at most 1",
-        )
-        require(
-            not self.patience or self.validate_every > 0,
+        share = self.validate_share
+        self.require("validate_share", 0 < share <= 1, "must be above 0 and at most 1")
+        self.require(
             "patience",
-            self.patience,
+            not self.patience or self.validate_every > 0,
             "needs validate_every above 0; raise it, or use patience=0",
         )
         ends = [end for end, _ in self.stages]
-        require(
-            ends == sorted(set(ends)) and all(0 < end <= 1 for end in ends),
+        self.require(
             "stages",
-            self.stages,
+            ends == sorted(set(ends)) and all(0 < end <= 1 for end in ends),
             "must end at increasing fractions between 0 and 1, e.g. 0.3:128,0.8:256",
         )
-        for _, block in self.stages:
-            require(block >= 1, "stages", self.stages, "block lengths must be at least 1")
+        is_positive = all(block >= 1 for _, block in self.stages)
+        self.require("stages", is_positive, "block lengths must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,50 +241,41 @@ class Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.name != "" and self.name.isprintable(),
-            "name",
-            self.name,
-            "must be non-empty and printable",
-        )
-        require(
-            self.batches.unit == "word" or self.num_predicted == self.vocab_size,
+        is_printable = self.name != "" and self.name.isprintable()
+        self.require("name", is_printable, "must be non-empty and printable")
+        self.require(
             "input.predicted_words",
-            self.num_predicted,
+            self.batches.unit == "word" or self.num_predicted == self.vocab_size,
             "not supported for sub-word models, which can predict every word; leave it out",
         )
-        is_transformer = not self.decoder.has_constant_state
-        require(
-            self.training.recompute == "none" or is_transformer,
+        training, is_transformer = self.training, not self.decoder.has_constant_state
+        self.require(
             "training.recompute",
-            self.training.recompute,
+            training.recompute == "none" or is_transformer,
             "only supported for Transformers; use training.recompute=none",
         )
-        require(
-            self.training.parallel == "ddp" or is_transformer,
+        self.require(
             "training.parallel",
-            self.training.parallel,
+            training.parallel == "ddp" or is_transformer,
             "only supported for Transformers; use training.parallel=ddp",
         )
-        require(
-            self.training.parallel != "fsdp" or not self.input.has_sparse_gradients,
+        self.require(
             "input.sparse",
-            True,
+            training.parallel != "fsdp" or not self.input.sparse,
             "not supported with training.parallel=fsdp; use training.parallel=ddp or "
             "input.sparse=false",
         )
-        require(
-            self.training.tables != "sharded" or not self.input.has_sparse_gradients,
+        self.require(
             "input.sparse",
-            True,
+            training.tables != "sharded" or not self.input.sparse,
             "not supported with training.tables=sharded; use training.tables=replicated or "
             "input.sparse=false",
         )
-        for _, block in self.training.stages:
-            require(
-                self.batches.break_mode == "sentence" or block <= self.batches.tokens,
-                "training.stages",
-                self.training.stages,
-                f"a block of {block} exceeds batches.tokens={self.batches.tokens}; raise it, or "
-                "use shorter blocks",
-            )
+        longest = max((block for _, block in training.stages), default=0)
+        tokens = self.batches.tokens
+        self.require(
+            "training.stages",
+            self.batches.break_mode == "sentence" or longest <= tokens,
+            f"a block of {longest} exceeds batches.tokens={tokens}; raise it, or use shorter "
+            "blocks",
+        )

@@ -1,11 +1,12 @@
 """Performance-critical operations, each with a reference and fast implementations.
 
-`impl` selects one per call: `reference` is plain PyTorch, `fused` and `auto` use the fast
-implementation where it is supported.
+`impl` selects one per call: `reference` is plain PyTorch, `auto` the fastest one that supports the
+inputs.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Literal, get_args
 
 import torch
@@ -13,12 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from zipflm.kernels import linear_nll_chunked, reference
-from zipflm.kernels.operators import Nll
 from zipflm.kernels.operators import checked_ids as checked_ids
-from zipflm.kernels.reference import autocast as autocast
+from zipflm.kernels.reference import cast_for_matmul as cast_for_matmul
 from zipflm.kernels.reference import statistics_dtype as statistics_dtype
 
-Impl = Literal["auto", "reference", "fused"]
+Impl = Literal["auto", "reference"]
 Rows = Literal["most", "few"]
 """A hint whether most or few rows are active. Counting them would synchronize the device."""
 
@@ -44,22 +44,25 @@ def linear_nll(
     inputs). The fast implementations only support first derivatives; `create_graph=True`,
     forward-mode differentiation and `torch.func` transforms use the reference.
     """
-    hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
-    return _choose(hidden_NE, impl, rows)(hidden_NE, weight_VE, targets_N, active_N)
+    hidden_NE, weight_VE = cast_for_matmul(hidden_NE), cast_for_matmul(weight_VE)
+    kernels = choose_kernels(hidden_NE, impl, rows)
+    nll_N: Tensor = kernels.linear_nll(hidden_NE, weight_VE, targets_N, active_N)
+    return nll_N
 
 
-def _choose(hidden_NE: Tensor, impl: Impl, rows: Rows) -> Nll:
+def choose_kernels(hidden_NE: Tensor, impl: Impl, rows: Rows) -> ModuleType:
+    """Return the module with the implementation of `linear_nll` to use."""
     if impl not in get_args(Impl):
         raise ValueError(f"impl={impl!r}: choose from {', '.join(get_args(Impl))}")
     if impl == "reference" or _is_transformed():
-        return reference.linear_nll
+        return reference
     if hidden_NE.is_cuda and hidden_NE.dtype != torch.float64:
         from zipflm.kernels import linear_nll_triton
 
         max_width = linear_nll_triton.MAX_WIDTH if rows == "few" else _MAX_WIDTH_WITH_MOST_ROWS
         if hidden_NE.shape[1] <= max_width:
-            return linear_nll_triton.linear_nll
-    return linear_nll_chunked.linear_nll
+            return linear_nll_triton
+    return linear_nll_chunked
 
 
 def _is_transformed() -> bool:
@@ -81,15 +84,13 @@ def linear_nll_sum(
 
     All rows have the same upstream gradient, so gradients are computed in the forward pass.
     """
-    hidden_NE, weight_VE = autocast(hidden_NE), autocast(weight_VE)
+    hidden_NE, weight_VE = cast_for_matmul(hidden_NE), cast_for_matmul(weight_VE)
     inputs = hidden_NE, weight_VE, targets_N, active_N
-    nll = _choose(hidden_NE, impl, rows)
+    kernels = choose_kernels(hidden_NE, impl, rows)
     needs_grad = torch.is_grad_enabled() and (hidden_NE.requires_grad or weight_VE.requires_grad)
     # In float16 small gradients underflow unless the loss scale is applied before rounding.
-    if nll is reference.linear_nll or not needs_grad or hidden_NE.dtype == torch.float16:
-        return nll(*inputs).sum()
-    if nll is linear_nll_chunked.linear_nll:
-        return linear_nll_chunked.linear_nll_sum(*inputs)
-    from zipflm.kernels import linear_nll_triton
-
-    return linear_nll_triton.linear_nll_sum(*inputs)
+    if kernels is reference or not needs_grad or hidden_NE.dtype == torch.float16:
+        total: Tensor = kernels.linear_nll(*inputs).sum()
+    else:
+        total = kernels.linear_nll_sum(*inputs)
+    return total

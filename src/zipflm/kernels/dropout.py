@@ -6,11 +6,8 @@ of dropout.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zipflm.kernels.reference import statistics_dtype
@@ -34,7 +31,7 @@ def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) 
     if not training or rate == 0:
         return x
     threshold = round(rate * LEVELS)
-    if _is_cpu_eager(x):
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
         return x * noise(x.shape, x.dtype, threshold)
     if not x.is_cuda:
         return F.dropout(x, rate)
@@ -53,49 +50,19 @@ def relu_dropout(
     seed: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`dropout(x.relu())` that keeps only its result for the backward pass.
+    """`dropout(x.relu())` that keeps only its result for the backward pass on a GPU.
 
     `bias` (GPU only) was already added to `x` without a gradient. The backward pass of this
     function computes its gradient.
     """
-    if not training or rate == 0:
-        return x.relu()
-    threshold = round(rate * LEVELS)
-    result: Tensor
-    if _is_cpu_eager(x):
-        result = _ReluDropout.apply(x, threshold)  # type: ignore[no-untyped-call]
-        return result
-    if not x.is_cuda:
+    if not training or rate == 0 or not x.is_cuda:
         return dropout(x.relu(), rate, training)
     from zipflm.kernels import dropout_triton
 
     seed = new_seed(x, rate, training) if seed is None else seed
     assert seed is not None
-    result = dropout_triton.relu_dropout(x, bias, seed, threshold)
+    result: Tensor = dropout_triton.relu_dropout(x, bias, seed, round(rate * LEVELS))
     return result
-
-
-class _ReluDropout(torch.autograd.Function):
-    """Works in place where possible: on a CPU, touching new memory takes longer than computing."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
-        y = noise(x.shape, x.dtype, threshold).mul_(x).clamp_min_(0)
-        ctx.save_for_backward(y)
-        ctx.scale = scale(threshold)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        # Positive results were neither negative nor dropped.
-        return torch.ops.aten.threshold_backward(grad, y, 0).mul_(ctx.scale), None
-
-
-def _is_cpu_eager(x: Tensor) -> bool:
-    """True if `noise` can be used, which the compiler cannot trace."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def scale(threshold: int) -> float:

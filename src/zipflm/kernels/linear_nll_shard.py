@@ -22,7 +22,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from zipflm.kernels import Impl, Rows, _choose, linear_nll_chunked
+from zipflm.kernels import Impl, Rows, choose_kernels, linear_nll_chunked, reference
 from zipflm.kernels.reference import statistics_dtype
 
 
@@ -73,10 +73,5 @@ def shard_gradients(
 
 
 def _kernels(hidden_NE: Tensor, impl: Impl, rows: Rows) -> ModuleType:
-    nll = _choose(hidden_NE, impl, rows)
-    if hidden_NE.is_cuda:
-        from zipflm.kernels import linear_nll_triton
-
-        if nll is linear_nll_triton.linear_nll:
-            return linear_nll_triton
-    return linear_nll_chunked
+    kernels = choose_kernels(hidden_NE, impl, rows)
+    return linear_nll_chunked if kernels is reference else kernels

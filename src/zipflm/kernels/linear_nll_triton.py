@@ -330,7 +330,7 @@ class _Blocks(NamedTuple):
 
 
 # Block sizes by kernel and maximum width: the fastest of 8-9 candidates on an H200, measured with
-# 3-24 % and 100 % of rows active.
+# 3-24% and 100% of rows active.
 _BLOCKS = {
     "lse": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},
     "mean": {128: _Blocks(128, 64, 4, 3), 256: _Blocks(128, 64, 8, 3)},
@@ -388,15 +388,6 @@ class _Active(NamedTuple):
         return cls(order_N, count, hidden_NE[order_N])
 
 
-class _RowResults(NamedTuple):
-    """Results in token order, 0 for inactive rows."""
-
-    nll_N: Tensor
-    lse_N: Tensor
-    d_hidden_NE: Tensor
-    """Empty without `with_mean`."""
-
-
 def _run_rows(
     active: _Active,
     weight_VE: Tensor,
@@ -404,10 +395,11 @@ def _run_rows(
     with_mean: bool,
     grad_N: Tensor | None = None,
     full_lse_N: Tensor | None = None,
-) -> _RowResults:
-    """Compute nll, log-sum-exp and, if `with_mean`, the gradient of hidden (times `grad_N`).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return nll, log-sum-exp and, if `with_mean`, the gradient of hidden (times `grad_N`).
 
-    `full_lse_N` is the log-sum-exp over the words of all shards of a sharded softmax.
+    All are in token order, and 0 for inactive rows. `full_lse_N` is the log-sum-exp over the words
+    of all shards of a sharded softmax.
     """
     kernel = "mean" if with_mean else "lse"
     hidden_NE, device = active.hidden_NE, active.hidden_NE.device
@@ -443,7 +435,7 @@ def _run_rows(
             IS_SHARD=full_lse_N is not None,
             num_warps=4,
         )
-    return _RowResults(nll_N, lse_N, d_hidden_NE)
+    return nll_N, lse_N, d_hidden_NE
 
 
 def _weight_gradient(
@@ -474,8 +466,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return nll_N and the log-sum-exp of every row, both 0 for inactive rows."""
     active = _Active.from_mask(hidden_NE, active_N)
-    rows = _run_rows(active, weight_VE.contiguous(), targets_N, with_mean=False)
-    return rows.nll_N, rows.lse_N
+    nll_N, lse_N, _ = _run_rows(active, weight_VE.contiguous(), targets_N, with_mean=False)
+    return nll_N, lse_N
 
 
 def backward(
@@ -489,8 +481,8 @@ def backward(
     """Return the gradients of hidden and weight. `lse_N` may cover more words than `weight_VE`."""
     active, weight_VE = _Active.from_mask(hidden_NE, active_N), weight_VE.contiguous()
     grad_N, lse_N = grad_N.float().contiguous(), lse_N.contiguous()
-    rows = _run_rows(active, weight_VE, targets_N, True, grad_N, lse_N)
-    return rows.d_hidden_NE, _weight_gradient(active, weight_VE, targets_N, lse_N, grad_N)
+    _, _, d_hidden_NE = _run_rows(active, weight_VE, targets_N, True, grad_N, lse_N)
+    return d_hidden_NE, _weight_gradient(active, weight_VE, targets_N, lse_N, grad_N)
 
 
 def sum_and_gradients(
@@ -499,9 +491,9 @@ def sum_and_gradients(
     """Return the summed nll of the active rows, and the gradients of hidden and weight, the latter
     in float32."""
     active, weight_VE = _Active.from_mask(hidden_NE, active_N), weight_VE.contiguous()
-    rows = _run_rows(active, weight_VE, targets_N, with_mean=True)
-    d_weight_VE = _weight_gradient(active, weight_VE, targets_N, rows.lse_N)
-    return rows.nll_N.sum(), rows.d_hidden_NE, d_weight_VE
+    nll_N, lse_N, d_hidden_NE = _run_rows(active, weight_VE, targets_N, with_mean=True)
+    d_weight_VE = _weight_gradient(active, weight_VE, targets_N, lse_N)
+    return nll_N.sum(), d_hidden_NE, d_weight_VE
 
 
 linear_nll: Nll = nll_operator("linear_nll_triton", forward, backward)

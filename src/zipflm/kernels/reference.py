@@ -28,7 +28,7 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def autocast(tensor: Tensor) -> Tensor:
+def cast_for_matmul(tensor: Tensor) -> Tensor:
     """Cast a tensor as autocast does for built-in matrix products. float64 is not changed."""
     device = tensor.device.type
     if device == "meta" or tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):

@@ -24,7 +24,7 @@ from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.next_words import MAX_PIECES
 from zipflm.language.text import Ids, TextReader
 from zipflm.memory.mixing import Mixture
-from zipflm.model.kv_cache import RaggedCache
+from zipflm.model.kv_cache import KeyValueCache
 from zipflm.model.recorded_step import RecordedStep
 from zipflm.model.sampling import NUM_TRIES, Mix, draw, most_likely
 
@@ -233,13 +233,13 @@ class TextDecoder:
         never = never.to(engine.device)
         self._forbidden = {True: never, False: never[never != UNKNOWN]}
         self.rows: list[TextInProgress] = []
-        self._cache: Any = engine.model.new_ragged_cache()
+        self._cache: Any = engine.model.new_cache(0, 0)
         self._hidden_ND = torch.zeros(0)
         memories, output = engine.memories, engine.model.output
         self._memory = None if memories is None else memories.rows(output.edges[-1])
         self._mixture: Mixture | None = None
-        is_ragged = isinstance(self._cache, RaggedCache)
-        self._use_cuda_graph = use_cuda_graph and is_ragged and engine.device.type == "cuda"
+        is_transformer = isinstance(self._cache, KeyValueCache)
+        self._use_cuda_graph = use_cuda_graph and is_transformer and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
     @torch.inference_mode()
@@ -254,7 +254,7 @@ class TextDecoder:
             pairs = zip(rows, texts, strict=True)
             self._memory.join([self._engine.pairs(row.prompt, text) for row, text in pairs])
         capacity = max(row.cache_positions(self._engine) for row in rows)
-        self._cache.join(cache, [len(ids) for ids in inputs], capacity)
+        self._cache.join(cache, capacity)
         self._hidden_ND = torch.cat([self._hidden_ND, hidden_ND]) if self.rows else hidden_ND
         self.rows = [*self.rows, *rows]
 
@@ -360,7 +360,7 @@ class TextDecoder:
         inputs = [np.append(row.prompt, row.ids)[-context:] for row in rows]
         texts, cache = self._read(inputs)
         hidden_ND = torch.stack([hidden_TD[-1] for hidden_TD in texts])
-        self._cache.fill(indices, cache, [len(ids) for ids in inputs])
+        self._cache.fill(indices, cache)
         self._hidden_ND = self._hidden_ND.index_copy(0, self._tensor(indices), hidden_ND)
         for row in rows:
             row.has_slid = True
@@ -373,7 +373,7 @@ class TextDecoder:
         texts, cache = self._engine.model.read([*map(torch.from_numpy, distinct.values())])
         if len(distinct) < len(inputs):
             indices = [index_of[ids.tobytes()] for ids in inputs]
-            texts, cache = [texts[index] for index in indices], cache.select(self._tensor(indices))
+            texts, cache = [texts[index] for index in indices], cache.select(indices)
         return texts, cache
 
 

@@ -111,9 +111,9 @@ def _read_all(engine: Engine, state: TextState) -> None:
 
 
 def _read_last(engine: Engine, states: Sequence[TextState]) -> None:
-    cache: Any = engine.model.new_ragged_cache()
+    cache: Any = engine.model.new_cache(0, 0)
     for state in states:
-        cache.join(state._cache, [len(state.inputs) - 1], len(state.inputs))
+        cache.join(state._cache, len(state.inputs))
     words = torch.tensor([[state.inputs[-1]] for state in states], device=engine.device)
     hidden = engine.model(words, cache)[:, -1]
     for row, state in enumerate(states):

@@ -23,6 +23,8 @@ from zipflm.model.bands import Bands
 
 Cutoffs = NDArray[np.int64]
 """Candidate cutoffs, one candidate per column: [tails, candidates]."""
+Values = NDArray[np.float64]
+"""One value per candidate."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ CPU = Costs(per_logit=45.0, tail_product=1.5, per_tail=5e3)
 DEVICES = {"h200": H200, "cpu": CPU}
 
 TRADE = 0.075
-"""Value of time relative to width: saving 10 % of the time is worth 0.75 % of the width. With this
+"""Value of time relative to width: saving 10% of the time is worth 0.75% of the width. With this
 value, the best bands for WikiText-103 on an H200 with the paper's number of parameters have two
 tails, like the paper's, with similar cutoffs."""
 
@@ -205,14 +207,13 @@ class _Problem:
 
     def weigh(self, bands: Bands) -> WeighedBands:
         cutoffs = np.array(bands.cutoffs, dtype=np.int64).reshape(-1, 1)
-        coverage = np.diff(self.covered[self._edges(cutoffs)[:, 0]])
-        log_width, cost = self._width_and_cost(cutoffs)
+        params, log_width, cost = (float(value[0]) for value in self._evaluate(cutoffs))
         return WeighedBands(
             bands,
-            coverage=tuple(coverage.tolist()),
-            params=int(self._params(cutoffs)[0]),
-            cost=float(cost[0]),
-            mean_width=float(np.exp(log_width[0])),
+            coverage=tuple(np.diff(self.covered[list(bands.edges)]).tolist()),
+            params=int(params),
+            cost=cost,
+            mean_width=float(np.exp(log_width)),
         )
 
     def smallest(self, tails: int) -> Bands:
@@ -226,13 +227,10 @@ class _Problem:
 
         Tries all combinations of a geometric grid, then of finer and finer grids around the best.
         """
-        if tails == 0:
-            no_cutoffs = np.zeros((0, 1), dtype=np.int64)
-            is_affordable = self._params(no_cutoffs)[0] <= budget
-            return Bands(self.vocab_size, (), self.dim, self.factor) if is_affordable else None
         if self.smallest_head + tails > self.vocab_size:
             return None
-        grid = np.geomspace(self.smallest_head, self.vocab_size - 1, _GRID).round()
+        last = max(self.vocab_size - 1, self.smallest_head)
+        grid = np.geomspace(self.smallest_head, last, _GRID).round()
         axes = [np.unique(grid.astype(np.int64))] * tails
         best = self._best_on_grid(axes, budget)
         for _ in range(_ROUNDS):
@@ -248,12 +246,13 @@ class _Problem:
         self, axes: Sequence[Cutoffs], budget: int, known: Sequence[int] | None = None
     ) -> list[int] | None:
         cuts = np.concatenate(list(self._candidates(axes, budget, known)), axis=1)
-        cuts = cuts[:, (np.diff(cuts, axis=0, prepend=0, append=self.vocab_size) > 0).all(axis=0)]
-        cuts = cuts[:, (cuts[0] >= self.smallest_head) & (self._params(cuts) <= budget)]
-        if not cuts.shape[1]:
+        sizes = np.diff(cuts, axis=0, prepend=0, append=self.vocab_size)
+        cuts = cuts[:, (sizes > 0).all(axis=0) & (sizes[0] >= self.smallest_head)]
+        params, log_width, cost = self._evaluate(cuts)
+        scores = np.where(params <= budget, log_width - TRADE * np.log(cost), -np.inf)
+        if not np.isfinite(scores).any():
             return None
-        log_width, cost = self._width_and_cost(cuts)
-        return [int(cut) for cut in cuts[:, np.argmax(log_width - TRADE * np.log(cost))]]
+        return [int(cut) for cut in cuts[:, np.argmax(scores)]]
 
     def _candidates(
         self, axes: Sequence[Cutoffs], budget: int, known: Sequence[int] | None
@@ -261,12 +260,15 @@ class _Problem:
         if known is not None:
             yield np.array(known, dtype=np.int64).reshape(-1, 1)
         yield _combinations(axes)
+        if not axes:
+            return
         # The best cutoffs usually use the whole budget, which a grid would miss, so also try the
         # largest last cutoff within the budget.
         others, widths = _combinations(axes[:-1]), self.widths(len(axes))
         nearest = others[-1:] + 1 if len(others) else np.ones((1, 1), dtype=np.int64)
-        spare = budget - self._params(np.concatenate([others, nearest]))
-        furthest = nearest + (spare // max(widths[-2] - widths[-1], 1)).astype(np.int64)
+        params, _, _ = self._evaluate(np.concatenate([others, nearest]))
+        spare = (budget - params) // max(widths[-2] - widths[-1], 1)
+        furthest = nearest + spare.astype(np.int64)
         yield np.concatenate([others, furthest.clip(1, self.vocab_size - 1)])
 
     def _refine(self, cut: int, axis: Cutoffs) -> Cutoffs:
@@ -276,28 +278,19 @@ class _Problem:
         low, high = max(min(low, cut), 1), min(max(high, cut), self.vocab_size - 1)
         return np.unique(np.linspace(low, high, _ZOOM).round().astype(np.int64))
 
-    def _edges(self, cutoffs: Cutoffs) -> Cutoffs:
+    def _evaluate(self, cutoffs: Cutoffs) -> tuple[Values, Values, Values]:
+        """Return the number of parameters, the log of the mean width, and the cost per token."""
+        tails, widths, per_logit = len(cutoffs), self.widths(len(cutoffs)), self.costs.per_logit
         ends = np.full((1, cutoffs.shape[1]), self.vocab_size)
-        return np.concatenate([np.zeros_like(ends), cutoffs, ends])
-
-    def _params(self, cutoffs: Cutoffs) -> NDArray[np.float64]:
-        """Number of parameters: tables, projections, and the head's vectors for the tails."""
-        widths = self.widths(len(cutoffs))
-        tables = widths @ np.diff(self._edges(cutoffs), axis=0)
-        params: NDArray[np.float64] = tables + self.dim * (widths.sum() + len(cutoffs))
-        return params
-
-    def _width_and_cost(self, cutoffs: Cutoffs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the logarithm of the mean width, and the cost per token."""
-        edges, widths = self._edges(cutoffs), self.widths(len(cutoffs))
+        edges = np.concatenate([np.zeros_like(ends), cutoffs, ends])
         shares, sizes = np.diff(self.covered[edges], axis=0), np.diff(edges, axis=0)
-        tails, per_logit = len(cutoffs), self.costs.per_logit
-        log_width: NDArray[np.float64] = np.log(widths) @ shares
+        # Tables, projections, and the head's vectors for the tails.
+        params = widths @ sizes + self.dim * (widths.sum() + tails)
         cost = (sizes[0] + tails) * (self.dim + per_logit)
         # Every token is projected for every tail, but only scored in the tail of its target.
         cost = cost + tails * self.costs.per_tail + self.dim * widths[1:].sum()
         rows = (widths[1:] + per_logit) @ (shares[1:] * sizes[1:])
-        return log_width, cost + self.costs.tail_product * rows
+        return params, np.log(widths) @ shares, cost + self.costs.tail_product * rows
 
 
 def _combinations(axes: Sequence[Cutoffs]) -> Cutoffs:

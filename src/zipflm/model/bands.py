@@ -7,7 +7,6 @@ are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
@@ -40,9 +39,15 @@ class Bands:
     factor: float = 4
 
     def __post_init__(self) -> None:
+        # Integers may be NumPy's.
         for name in ("vocab_size", "dim"):
-            object.__setattr__(self, name, _as_integer(name, getattr(self, name)))
-        cutoffs = _as_integers(self.cutoffs)
+            object.__setattr__(self, name, index(getattr(self, name)))
+        try:
+            cutoffs = tuple(map(index, self.cutoffs))
+        except TypeError:
+            raise ValueError(
+                f"cutoffs={quoted(self.cutoffs)}: give a tuple of integers, e.g. (20000,)"
+            ) from None
         if any(low >= high for low, high in pairwise((0, *cutoffs))):
             raise ValueError(
                 f"cutoffs={quoted(cutoffs)}: cutoffs must be positive and increasing; they are the "
@@ -127,22 +132,3 @@ class Bands:
 
     def _width(self, band: int) -> int:
         return int(self.dim // self.factor**band)
-
-
-def _as_integer(name: str, value: object) -> int:
-    if not isinstance(value, bool):
-        try:
-            return index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    raise ValueError(f"{name}={quoted(value)}: expected an integer")
-
-
-def _as_integers(cutoffs: Iterable[int]) -> tuple[int, ...]:
-    try:
-        values = tuple(cutoffs)
-    except TypeError:
-        raise ValueError(
-            f"cutoffs={quoted(cutoffs)}: give a tuple of word ids, e.g. (20000,)"
-        ) from None
-    return tuple(_as_integer("cutoffs", value) for value in values)

@@ -1,7 +1,4 @@
-"""Key-value caches of a Transformer.
-
-`KeyValueCache` holds rows of equal length, `RaggedCache` rows of different lengths that can join
-and leave. Memory is allocated once for the full capacity; a step appends in place.
+"""The key-value cache of a Transformer.
 
 Shapes: L layers, B rows, H heads, C capacity, S words held including new ones, T new words, K head
 width.
@@ -14,8 +11,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from zipflm.config import TransformerDecoder
 
 
 class Past(Protocol):
@@ -44,7 +39,11 @@ class Past(Protocol):
 
 
 class KeyValueCache:
-    """A cache for inference: `model(words, cache=cache)` computes only the new words.
+    """A cache for inference: `model(words, cache)` computes only the new words.
+
+    Rows can have different lengths, join and leave. Memory is allocated for the full capacity; a
+    step appends in place. It starts as zeros, because masked values are multiplied by 0, and 0
+    times NaN would be NaN. Use `LanguageModel.new_cache` to create one.
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -52,72 +51,59 @@ class KeyValueCache:
     >>> cache = model.new_cache(rows=1, capacity=10)
     >>> with torch.no_grad():
     ...     first, rest = model(words[:, :1], cache), model(words[:, 1:], cache)
-    >>> cache.length, rest.shape
-    (4, torch.Size([1, 3, 64]))
+    >>> cache.lengths, rest.shape
+    ([4], torch.Size([1, 3, 64]))
     """
 
-    def __init__(
-        self,
-        config: TransformerDecoder,
-        rows: int,
-        capacity: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ):
-        """`dtype` is the dtype of matrix products. Use `LanguageModel.new_cache` to create one."""
-        heads, head_dim = config.num_heads, config.dim // config.num_heads
-        shape = (config.num_layers, rows, heads, capacity, head_dim)
-        self.keys_LBHCK: Tensor = torch.empty(shape, device=device, dtype=dtype)
-        self.values_LBHCK: Tensor = torch.empty_like(self.keys_LBHCK)
-        self._length = 0
-
-    @property
-    def length(self) -> int:
-        """Number of words in every row."""
-        return self._length
-
-    @property
-    def position(self) -> int:
-        return self._length
-
-    def visible(self, num_new: int) -> Tensor | None:
-        if num_new == 1 or self._length == 0:
-            return None
-        shape = (num_new, self._length + num_new)
-        ones_TS = torch.ones(shape, dtype=torch.bool, device=self.keys_LBHCK.device)
-        return ones_TS.tril(self._length)
+    def __init__(self, keys_LBHCK: Tensor, values_LBHCK: Tensor, lengths: Sequence[int]) -> None:
+        self.keys_LBHCK, self.values_LBHCK = keys_LBHCK, values_LBHCK
+        self.lengths = list(lengths)
+        """Number of words in each row."""
+        self._capacities = [self.capacity] * len(lengths)
+        """Maximum length of each row."""
+        self._slots: tuple[Tensor, Tensor] | None = None
+        """Rows [B, 1] and positions [B, T] of the new words, if rows differ in length."""
 
     @property
     def rows(self) -> int:
-        return self.keys_LBHCK.shape[1]
+        return len(self.lengths)
 
     @property
     def capacity(self) -> int:
-        """Maximum length."""
+        """Number of allocated words per row."""
         return self.keys_LBHCK.shape[3]
 
-    def select(self, rows: Tensor) -> KeyValueCache:
-        """Return a new cache with these rows in this order. Rows may be repeated."""
-        selected = object.__new__(KeyValueCache)
-        selected._length = self._length
-        selected.keys_LBHCK = self._select_from(self.keys_LBHCK, rows)
-        selected.values_LBHCK = self._select_from(self.values_LBHCK, rows)
-        return selected
+    @property
+    def position(self) -> int | Tensor:
+        if len(set(self.lengths)) == 1:
+            return self.lengths[0]
+        return torch.tensor(self.lengths, device=self.keys_LBHCK.device).unsqueeze(1)
 
-    def snapshot(self) -> int:
-        return self._length
-
-    def restore(self, snapshot: int) -> None:
-        """Remove the words added since the snapshot, in place."""
-        self._length = snapshot
+    def visible(self, num_new: int) -> Tensor | None:
+        position, device = self.position, self.keys_LBHCK.device
+        self._slots = None
+        if isinstance(position, int) and (num_new == 1 or position == 0):
+            return None
+        new = position + torch.arange(num_new, device=device)
+        visible = torch.arange(max(self.lengths) + num_new, device=device) <= new.unsqueeze(-1)
+        if isinstance(position, int):
+            return visible
+        self._slots = torch.arange(self.rows, device=device).unsqueeze(1), new
+        return visible.unsqueeze(1)
 
     def admit(self, hidden_BTD: Tensor) -> None:
-        require_rows(hidden_BTD, self.rows)
-        num_new = hidden_BTD.shape[1]
-        if self._length + num_new > self.capacity:
+        if hidden_BTD.requires_grad:
+            raise ValueError(
+                "cache: it does not support gradients; call the model under torch.no_grad() or "
+                "torch.inference_mode()"
+            )
+        if len(hidden_BTD) != self.rows:
+            raise ValueError(f"words: {len(hidden_BTD)} rows, but the cache has {self.rows} rows")
+        num_new, longest = hidden_BTD.shape[1], max(self.lengths)
+        if longest + num_new > self.capacity:
             raise ValueError(
                 f"words: {num_new} more exceed capacity={self.capacity} of a cache that holds "
-                f"{self._length}; use a larger capacity"
+                f"{longest}; use a larger capacity"
             )
         if hidden_BTD.dtype != self.keys_LBHCK.dtype:
             raise ValueError(
@@ -126,116 +112,71 @@ class KeyValueCache:
             )
 
     def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        end = self._length + key_BHTK.shape[2]
-        keys_BHSK = self.keys_LBHCK[layer, :, :, :end]
-        values_BHSK = self.values_LBHCK[layer, :, :, :end]
-        keys_BHSK[:, :, self._length :] = key_BHTK
-        values_BHSK[:, :, self._length :] = value_BHTK
-        return keys_BHSK, values_BHSK
+        longest, num_new = max(self.lengths), key_BHTK.shape[2]
+        extended = []
+        for buffer, new_BHTK in ((self.keys_LBHCK, key_BHTK), (self.values_LBHCK, value_BHTK)):
+            all_BHSK = buffer[layer, : self.rows, :, : longest + num_new]
+            if self._slots is None:
+                all_BHSK[:, :, longest:] = new_BHTK
+            else:
+                rows_B1, positions_BT = self._slots
+                buffer[layer, rows_B1, :, positions_BT] = new_BHTK.transpose(1, 2)
+            extended.append(all_BHSK)
+        return extended[0], extended[1]
 
     def advance(self, num_new: int) -> None:
-        self._length += num_new
+        self.lengths = [length + num_new for length in self.lengths]
 
-    def _select_from(self, buffer_LBHCK: Tensor, rows: Tensor) -> Tensor:
-        """Return rows in a buffer of the same capacity. Only the used part is copied."""
-        layers, _, heads, capacity, width = buffer_LBHCK.shape
-        selected_LBHCK = buffer_LBHCK.new_empty(layers, len(rows), heads, capacity, width)
-        used = buffer_LBHCK[:, :, :, : self._length].index_select(1, rows)
-        selected_LBHCK[:, :, :, : self._length] = used
-        return selected_LBHCK
+    def snapshot(self) -> list[int]:
+        return list(self.lengths)
 
+    def restore(self, snapshot: list[int]) -> None:
+        """Remove the words added since the snapshot, in place."""
+        self.lengths = list(snapshot)
 
-def require_rows(hidden_BTD: Tensor, rows: int) -> None:
-    """Raise ValueError if the input requires gradients or has a different number of rows."""
-    if hidden_BTD.requires_grad:
-        raise ValueError(
-            "cache: it does not support gradients; call the model under torch.no_grad() or "
-            "torch.inference_mode()"
+    def select(self, rows: Sequence[int]) -> KeyValueCache:
+        """Return a new cache with these rows in this order. Rows may be repeated."""
+        rows_B = torch.tensor(rows, device=self.keys_LBHCK.device)
+        return KeyValueCache(
+            self.keys_LBHCK[:, rows_B],
+            self.values_LBHCK[:, rows_B],
+            [self.lengths[row] for row in rows],
         )
-    if len(hidden_BTD) != rows:
-        raise ValueError(f"words: {len(hidden_BTD)} rows, but the cache has {rows} rows")
 
+    def row(self, index: int) -> KeyValueCache:
+        """Return a copy of one row, without room for more words."""
+        length = self.lengths[index]
+        used = slice(None), slice(index, index + 1), slice(None), slice(length)
+        return KeyValueCache(
+            self.keys_LBHCK[used].clone(), self.values_LBHCK[used].clone(), [length]
+        )
 
-class RaggedCache:
-    """A cache of rows with different lengths, which are copied from `KeyValueCache`s.
-
-    >>> from zipflm import LanguageModel, preset
-    >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
-    >>> ragged = RaggedCache()
-    >>> with torch.inference_mode():
-    ...     for words in ([2, 17, 250], [2, 3999]):
-    ...         cache = model.new_cache(rows=1, capacity=len(words))
-    ...         hidden = model(torch.tensor([words]), cache)
-    ...         ragged.join(cache, [len(words)], capacity=10)
-    ...     hidden = model(torch.tensor([[5], [6]]), ragged)
-    >>> ragged.lengths, hidden.shape
-    ([4, 3], torch.Size([2, 1, 64]))
-    """
-
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        """Remove all rows and free their memory."""
-        self._lengths: list[int] = []
-        self._capacities: list[int] = []
-        """Maximum length of each row."""
-        empty = torch.zeros(0, 0, 0, 0, 0)
-        self.keys_LBHCK, self.values_LBHCK = empty, empty
-        self._slots_BT: Tensor | None = None
-        """Slots of the new words, if rows differ."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """Number of words in each row."""
-        return list(self._lengths)
-
-    @property
-    def rows(self) -> int:
-        return len(self._lengths)
-
-    @property
-    def capacity(self) -> int:
-        """Number of allocated words per row."""
-        return self.keys_LBHCK.shape[3]
-
-    def join(self, cache: KeyValueCache, lengths: Sequence[int], capacity: int) -> None:
-        """Append all rows of a cache. Row i has `lengths[i]` words; the rest is padding.
-
-        `capacity` is the maximum length of the new rows.
-        """
+    def join(self, cache: KeyValueCache, capacity: int) -> None:
+        """Append all rows of another cache. `capacity` is the maximum length of the new rows."""
         first = self.rows
-        capacities = [max(capacity, length) for length in lengths]
-        longest = max([*capacities, *self._capacities, *self._lengths])
+        capacities = [max(capacity, length) for length in cache.lengths]
+        longest = max(capacities + self._capacities + self.lengths)
         self._reserve(cache, first + cache.rows, longest)
-        self._lengths += lengths
         self._capacities += capacities
-        self.fill(range(first, self.rows), cache, lengths)
+        self.lengths = self.lengths + cache.lengths
+        self.fill(range(first, self.rows), cache)
 
-    def fill(self, rows: Sequence[int], cache: KeyValueCache, lengths: Sequence[int]) -> None:
-        """Replace the contents of these rows with those of a cache."""
-        longest, rows_B = max(lengths), torch.tensor(rows, device=self.keys_LBHCK.device)
-        self.keys_LBHCK[:, rows_B, :, :longest] = cache.keys_LBHCK[:, :, :, :longest]
-        self.values_LBHCK[:, rows_B, :, :longest] = cache.values_LBHCK[:, :, :, :longest]
-        for row, length in zip(rows, lengths, strict=True):
-            self._lengths[row] = length
+    def fill(self, rows: Sequence[int], cache: KeyValueCache) -> None:
+        """Replace the contents of these rows with those of another cache."""
+        used, rows_B = max(cache.lengths), torch.tensor(rows, device=self.keys_LBHCK.device)
+        self.keys_LBHCK[:, rows_B, :, :used] = cache.keys_LBHCK[:, : cache.rows, :, :used]
+        self.values_LBHCK[:, rows_B, :, :used] = cache.values_LBHCK[:, : cache.rows, :, :used]
+        for row, length in zip(rows, cache.lengths, strict=True):
+            self.lengths[row] = length
 
     def full(self, length: int) -> list[int]:
         """Return the rows with `length` or more words."""
-        return [row for row, row_length in enumerate(self._lengths) if row_length >= length]
+        return [row for row, row_length in enumerate(self.lengths) if row_length >= length]
 
     def empty(self, rows: Collection[int]) -> None:
         """Remove all words of these rows but keep the rows."""
         for row in rows:
-            self._lengths[row] = 0
-
-    def row(self, index: int) -> KeyValueCache:
-        """Return a copy of one row, without room for more words."""
-        copied, end = object.__new__(KeyValueCache), self._lengths[index]
-        copied._length = end
-        copied.keys_LBHCK = self.keys_LBHCK[:, index : index + 1, :, :end].clone()
-        copied.values_LBHCK = self.values_LBHCK[:, index : index + 1, :, :end].clone()
-        return copied
+            self.lengths[row] = 0
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Remove these rows. Return the old indices of the remaining rows, in their new order.
@@ -247,48 +188,17 @@ class RaggedCache:
         gaps = [row for row in order if row in rows]
         moved = [row for row in kept if row >= len(kept)]
         for gap, row in zip(gaps, moved, strict=True):
-            end = self._lengths[row]
+            used = slice(self.lengths[row])
             for buffer in (self.keys_LBHCK, self.values_LBHCK):
-                buffer[:, gap, :, :end] = buffer[:, row, :, :end]
-            self._lengths[gap], self._capacities[gap] = end, self._capacities[row]
+                buffer[:, gap, :, used] = buffer[:, row, :, used]
             order[gap] = row
-        del self._lengths[len(kept) :], self._capacities[len(kept) :]
-        if not kept:
-            self._clear()
+        self.lengths = [self.lengths[row] for row in order]
+        self._capacities = [self._capacities[row] for row in order]
+        if not kept:  # free the memory
+            layers, _, heads, _, width = self.keys_LBHCK.shape
+            self.keys_LBHCK = self.keys_LBHCK.new_empty(layers, 0, heads, 0, width)
+            self.values_LBHCK = torch.empty_like(self.keys_LBHCK)
         return order
-
-    @property
-    def position(self) -> int | Tensor:
-        if len(set(self._lengths)) == 1:
-            return self._lengths[0]
-        return torch.tensor(self._lengths, device=self.keys_LBHCK.device).unsqueeze(1)
-
-    def visible(self, num_new: int) -> Tensor | None:
-        position, device = self.position, self.keys_LBHCK.device
-        if num_new == 1 and isinstance(position, int):
-            self._slots_BT = None
-            return None
-        self._slots_BT = position + torch.arange(num_new, device=device).expand(self.rows, -1)
-        slots_S = torch.arange(max(self._lengths) + num_new, device=device)
-        return (slots_S <= self._slots_BT.unsqueeze(-1)).unsqueeze(1)
-
-    def admit(self, hidden_BTD: Tensor) -> None:
-        require_rows(hidden_BTD, self.rows)
-
-    def extend(self, layer: int, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        rows, end = self.rows, max(self._lengths) + key_BHTK.shape[2]
-        rows_B1 = torch.arange(rows, device=key_BHTK.device).unsqueeze(1)
-        extended = []
-        for buffer, new_BHTK in ((self.keys_LBHCK, key_BHTK), (self.values_LBHCK, value_BHTK)):
-            if self._slots_BT is None:
-                buffer[layer, :rows, :, end - 1 : end] = new_BHTK
-            else:
-                buffer[layer, rows_B1, :, self._slots_BT] = new_BHTK.transpose(1, 2)
-            extended.append(buffer[layer, :rows, :, :end])
-        return extended[0], extended[1]
-
-    def advance(self, num_new: int) -> None:
-        self._lengths = [length + num_new for length in self._lengths]
 
     def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
         """Reallocate if there is not enough room. The new capacity may be smaller than before."""
@@ -296,11 +206,10 @@ class RaggedCache:
             return
         layers, _, heads, _, width = like.keys_LBHCK.shape
         rows = 1 << (rows - 1).bit_length()  # grow geometrically
-        # Zeros, because masked slots are multiplied by 0, and 0 times NaN would be NaN.
         keys = like.keys_LBHCK.new_zeros(layers, rows, heads, capacity, width)
         values = torch.zeros_like(keys)
         if self.rows:
-            used = slice(self.rows), slice(None), slice(max(self._lengths))
+            used = slice(self.rows), slice(None), slice(max(self.lengths))
             for new, old in ((keys, self.keys_LBHCK), (values, self.values_LBHCK)):
                 new[:, *used] = old[:, *used]
         self.keys_LBHCK, self.values_LBHCK = keys, values

@@ -22,11 +22,12 @@ from zipflm.config import (
     Tie,
 )
 from zipflm.kernels import Impl
+from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.decoders import Decoder, build_decoder
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding, UniqueTokens
-from zipflm.model.kv_cache import KeyValueCache, Past, RaggedCache
-from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+from zipflm.model.kv_cache import KeyValueCache, Past
+from zipflm.model.outputs import FullSoftmax
 
 PADDING = 1
 """Id of the padding word in every vocabulary of this package."""
@@ -76,24 +77,21 @@ class LanguageModel(nn.Module):
 
     def new_cache(self, rows: int, capacity: int) -> KeyValueCache | RowStates:
         """Create an empty cache on the model's device. Its dtype follows autocast, so create it in
-        the same autocast context as the calls that use it."""
+        the same autocast context as the calls that use it. Rows can be added and removed later."""
         return self.decoder.new_state(rows, capacity)
-
-    def new_ragged_cache(self) -> RaggedCache | RowStates:
-        """Create a cache without rows. Rows of different lengths can be added and removed."""
-        return RowStates() if self.config.decoder.has_constant_state else RaggedCache()
 
     def read(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], KeyValueCache | RowStates]:
         """Return the hidden vectors [T, D] of each text, and a cache of all texts.
 
-        Texts are on the CPU and can have different lengths. In a `KeyValueCache`, shorter texts are
-        followed by padding.
+        Texts are on the CPU and can have different lengths.
         """
         device = next(self.parameters()).device
         if not self.config.decoder.has_constant_state:
             words_NT = pad_sequence(list(texts), batch_first=True, padding_value=PADDING)
             cache = self.new_cache(*words_NT.shape)
             hidden_NTD: Tensor = self(words_NT.to(device), cache)
+            assert isinstance(cache, KeyValueCache)
+            cache.lengths = [len(text) for text in texts]
             return [h[: len(text)] for h, text in zip(hidden_NTD, texts, strict=True)], cache
         # Padding would become part of the state, so texts are grouped by length.
         order, hidden, states = list[int](), list[Tensor](), RowStates()
@@ -106,8 +104,7 @@ class LanguageModel(nn.Module):
             states.join(group_states)
             order += group
         inverse = sorted(range(len(order)), key=order.__getitem__)
-        rows = torch.tensor(inverse, device=device)
-        return [hidden[index] for index in inverse], states.select(rows)
+        return [hidden[index] for index in inverse], states.select(inverse)
 
     def nll(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zipflm.model.kv_cache import RaggedCache
+from zipflm.model.kv_cache import KeyValueCache
 from zipflm.model.language_model import LanguageModel
 
 
@@ -22,7 +22,7 @@ class RecordedStep:
     The result is overwritten by the next step. On a CPU the same computation runs eagerly.
     """
 
-    def __init__(self, model: LanguageModel, cache: RaggedCache):
+    def __init__(self, model: LanguageModel, cache: KeyValueCache):
         """Between two steps rows may leave the cache or be refilled, as long as the step `fits`."""
         self._model, self._cache = model, cache
         device = cache.keys_LBHCK.device
@@ -72,7 +72,7 @@ class RecordedStep:
 class _FixedPast:
     """A cache that exposes its whole capacity at every step and masks the unused slots."""
 
-    def __init__(self, cache: RaggedCache):
+    def __init__(self, cache: KeyValueCache):
         self.keys_LBHCK, self.values_LBHCK = cache.keys_LBHCK, cache.values_LBHCK
         device = cache.keys_LBHCK.device
         self.position = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)

@@ -3,7 +3,7 @@
 All compute the log-probabilities of all words. On a GPU computing a tail costs less than checking
 whether it is needed; on a CPU it costs little compared to the decoder (docs/results/decoding.md).
 
-Shapes: N rows, D model width, V words, K candidate words, T tries, G groups of columns, M columns.
+Shapes: N rows, D model width, V words, K candidate words, T tries, M columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+    from zipflm.model.adaptive_softmax import AdaptiveSoftmax
+    from zipflm.model.outputs import FullSoftmax
 
 _MAX_LOG_PROBS = 1 << 25
 """Maximum number of log-probabilities per chunk: 128 MiB."""
@@ -23,9 +24,6 @@ _CPU_ROWS = 8
 """Rows per chunk on a CPU, where allocating large tensors costs more than computing them."""
 _MIN_TEMPERATURE = 1e-10
 """Lower temperatures mean greedy decoding."""
-_GROUP = 256
-"""Size of the groups whose probabilities are summed first."""
-_TINY = torch.finfo(torch.float64).tiny
 NUM_TRIES = 8
 """Maximum number of random numbers per draw."""
 
@@ -139,28 +137,13 @@ def _draw_from_nucleus(scores_NV: Tensor, top_p: float, uniform_NT: Tensor) -> T
 
 
 def draw_columns(scores_NK: Tensor, uniform_N: Tensor) -> Tensor:
-    """Sample a column of each row from softmax(scores), using uniform numbers in [0, 1).
-
-    Sums groups of columns first, so that float64 is only needed within one group. For all columns
-    it would take most of the time of a decoding step on a CPU.
-    """
-    weights_NK, num_columns = scores_NK.softmax(1), scores_NK.shape[1]
-    groups, end = num_columns // _GROUP, num_columns - num_columns % _GROUP
-    full_NG = weights_NK[:, :end].view(len(weights_NK), groups, _GROUP).sum(2)
-    rest_N1 = weights_NK[:, end:].sum(1, keepdim=True)
-    sums_NG = torch.cat([full_NG, rest_N1], dim=1).double()
-    cumulative_NG = sums_NG.cumsum(1)
+    """Sample a column of each row from softmax(scores), using uniform numbers in [0, 1)."""
+    cumulative_NK = scores_NK.softmax(1).cumsum(1, dtype=torch.float64)
     # In (0, total], so that a cumulative sum always reaches it and words with probability 0 are
     # never drawn. NaN scores also give a valid column.
-    threshold_N1 = cumulative_NG[:, -1:] * (1 - uniform_N).unsqueeze(1)
-    group_N1 = torch.searchsorted(cumulative_NG, threshold_N1).clamp(max=groups)
-    before_N1 = (cumulative_NG - sums_NG).gather(1, group_N1)
-    columns_NM = group_N1 * _GROUP + torch.arange(_GROUP, device=scores_NK.device)
-    members_NM = weights_NK.gather(1, columns_NM.clamp(max=num_columns - 1))
-    within_NM = members_NM.where(columns_NM < num_columns, 0).cumsum(1, dtype=torch.float64)
-    threshold_N1 = (threshold_N1 - before_N1).clamp(min=_TINY).minimum(within_NM[:, -1:])
-    column_N1 = group_N1 * _GROUP + torch.searchsorted(within_NM, threshold_N1)
-    return column_N1.squeeze(1).clamp(max=num_columns - 1)
+    threshold_N1 = cumulative_NK[:, -1:] * (1 - uniform_N).unsqueeze(1)
+    columns_N = torch.searchsorted(cumulative_NK, threshold_N1).squeeze(1)
+    return columns_N.clamp(max=scores_NK.shape[1] - 1)
 
 
 def _top(values_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:

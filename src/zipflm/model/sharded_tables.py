@@ -46,10 +46,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
-from zipflm.kernels import Impl, Rows, autocast, linear_nll_sum, statistics_dtype
+from zipflm.kernels import Impl, Rows, cast_for_matmul, linear_nll_sum, statistics_dtype
 from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
+from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
-from zipflm.model.outputs import AdaptiveSoftmax, FullSoftmax
+from zipflm.model.outputs import FullSoftmax
 
 _LAYERS = FixedEmbedding | AdaptiveEmbedding | FullSoftmax | AdaptiveSoftmax
 _TABLES = ("table", "embeddings", "clusters")
@@ -117,7 +118,7 @@ class TableShards:
             if padding is not None and not 0 <= padding < len(local_VE):
                 padding = None
             # In the precision that the projection would cast them to.
-            rows_AE = autocast(F.embedding(index_A.where(is_local_A, 0), rows_VE, padding))
+            rows_AE = cast_for_matmul(F.embedding(index_A.where(is_local_A, 0), rows_VE, padding))
             slices.append(rows_AE.masked_fill(~is_local_A.unsqueeze(1), 0.0))
         partial_AF = torch.cat(slices, dim=1)
         vectors_MF: Tensor = _ReduceScatter.apply(partial_AF, self)  # type: ignore[no-untyped-call]
@@ -145,7 +146,7 @@ class TableShards:
             *,
             rows: Rows = "most",
         ) -> Tensor:
-            hidden_NE = autocast(hidden_NE)
+            hidden_NE = cast_for_matmul(hidden_NE)
             tables = (table,) if isinstance(table, Tensor) else table
             local_A = self._local_targets(tables, targets_A)
             weights = [_local(table).to(hidden_NE.dtype) for table in tables]

@@ -35,7 +35,7 @@ class Layers:
     """Width of the input table of ASM."""
     tail_dropout: float
     characters: CharacterInput
-    tied: Tie
+    tied: Tie = Tie.PROJECTIONS
     """Tying of ADP-T."""
 
     def config_fields(self, factorization: str) -> dict[str, Any]:

@@ -28,7 +28,6 @@ _FAMILIES = {
             asm_dim=64,
             tail_dropout=0.2,
             characters=CharacterInput(highway_layers=1),
-            tied=Tie.PROJECTIONS,
         ),
         batches=BatchConfig(),
         training=TrainingConfig(),

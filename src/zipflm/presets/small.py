@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from zipflm.config import (
@@ -10,7 +11,6 @@ from zipflm.config import (
     CharacterInput,
     CosineCycles,
     Muon,
-    Tie,
     TrainingConfig,
     TransformerDecoder,
     WarmupDecay,
@@ -27,11 +27,23 @@ MODERN_DECODER: dict[str, Any] = {
 }
 """Modern decoder settings, which need far fewer updates than the paper's."""
 
+_DECODER = TransformerDecoder(
+    num_heads=4, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0, **MODERN_DECODER
+)
+_CPU_TRAINING = TrainingConfig(
+    schedule=WarmupDecay(),
+    clip_norm=1.0,
+    dtype="float32",
+    report_every=10,
+    validate_every=20,
+    validate_share=0.1,
+    checkpoint_every=120,
+)
 
 FAMILIES = {
     # For two million words and twenty epochs. That needs strong regularization, chosen with ADP-T
-    # and SM-T (docs/development/experiments.md). The head covers 84 % of the running words, head
-    # and first tail 95 %.
+    # and SM-T (docs/development/experiments.md). The head covers 84% of the running words, head
+    # and first tail 95%.
     "wikitext-2": Family(
         vocab_size=33_280,
         bpe_vocab_size=8152,
@@ -55,7 +67,6 @@ FAMILIES = {
             characters=CharacterInput(
                 char_dim=32, filters=((1, 32), (2, 64), (3, 128), (4, 192), (5, 192), (6, 192))
             ),
-            tied=Tie.PROJECTIONS,
         ),
         batches=BatchConfig(tokens=16_384),
         training=TrainingConfig(
@@ -90,7 +101,6 @@ FAMILIES = {
             asm_dim=16,
             tail_dropout=0.1,
             characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 48), (4, 64))),
-            tied=Tie.PROJECTIONS,
         ),
         batches=BatchConfig(block=64, tokens=1024, eval_block=64),
         training=TrainingConfig(
@@ -106,16 +116,7 @@ FAMILIES = {
     "demo": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,
-        decoder=TransformerDecoder(
-            dim=128,
-            num_layers=2,
-            num_heads=4,
-            ffn_dim=512,
-            dropout=0.0,
-            attention_dropout=0.0,
-            relu_dropout=0.0,
-            **MODERN_DECODER,
-        ),
+        decoder=replace(_DECODER, dim=128, num_layers=2, ffn_dim=512),
         layers=Layers(
             cutoffs=(1000, 5000),
             dim=128,
@@ -123,20 +124,13 @@ FAMILIES = {
             asm_dim=16,
             tail_dropout=0.0,
             characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96))),
-            tied=Tie.PROJECTIONS,
         ),
         batches=BatchConfig(block=64, tokens=1024, eval_block=64),
-        training=TrainingConfig(
+        training=replace(
+            _CPU_TRAINING,
             optimizer=Muon(matrix_lr=5e-3, table_lr=1e-2, lr=3e-3),
-            schedule=WarmupDecay(),
             max_updates=240,
             tokens_per_update=1024,
-            clip_norm=1.0,
-            dtype="float32",
-            report_every=10,
-            validate_every=20,
-            validate_share=0.1,
-            checkpoint_every=120,
         ),
     ),
     # For one to three million words on two CPU cores: a useful model in 10 to 30 minutes. On the
@@ -144,17 +138,7 @@ FAMILIES = {
     "small": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,
-        decoder=TransformerDecoder(
-            dim=192,
-            num_layers=3,
-            num_heads=4,
-            ffn_dim=768,
-            dropout=0.1,
-            attention_dropout=0.0,
-            relu_dropout=0.0,
-            bias=False,
-            **MODERN_DECODER,
-        ),
+        decoder=replace(_DECODER, dim=192, num_layers=3, ffn_dim=768, dropout=0.1, bias=False),
         layers=Layers(
             cutoffs=(2000, 6000),
             dim=192,
@@ -164,16 +148,13 @@ FAMILIES = {
             characters=CharacterInput(
                 char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96), (5, 96))
             ),
-            tied=Tie.PROJECTIONS,
         ),
         batches=BatchConfig(block=128, tokens=2048, eval_block=128),
-        training=TrainingConfig(
+        training=replace(
+            _CPU_TRAINING,
             optimizer=Muon(matrix_lr=3e-3, table_lr=6e-3, lr=2e-3),
-            schedule=WarmupDecay(),
             max_updates=3000,
             tokens_per_update=2048,
-            clip_norm=1.0,
-            dtype="float32",
             report_every=20,
             validate_every=250,
             validate_share=0.2,
@@ -184,16 +165,7 @@ FAMILIES = {
     "toy": Family(
         vocab_size=24,
         bpe_vocab_size=16,
-        decoder=TransformerDecoder(
-            dim=32,
-            num_layers=1,
-            num_heads=4,
-            ffn_dim=64,
-            dropout=0.0,
-            attention_dropout=0.0,
-            relu_dropout=0.0,
-            **MODERN_DECODER,
-        ),
+        decoder=replace(_DECODER, dim=32, num_layers=1, ffn_dim=64),
         layers=Layers(
             cutoffs=(12,),
             dim=32,
@@ -201,20 +173,13 @@ FAMILIES = {
             asm_dim=8,
             tail_dropout=0.0,
             characters=CharacterInput(char_dim=8, filters=((1, 8), (2, 16), (3, 24))),
-            tied=Tie.PROJECTIONS,
         ),
         batches=BatchConfig(break_mode="sentence", block=64, tokens=256, eval_block=64),
-        training=TrainingConfig(
+        training=replace(
+            _CPU_TRAINING,
             optimizer=AdamW(lr=0.01, table_lr=0.01),
-            schedule=WarmupDecay(),
             max_updates=60,
             tokens_per_update=256,
-            clip_norm=1.0,
-            dtype="float32",
-            report_every=10,
-            validate_every=20,
-            validate_share=0.1,
-            checkpoint_every=120,
         ),
     ),
 }

@@ -49,7 +49,7 @@ class Updates:
             and learner.compilation is not None
             and config.batches.blocks.has_one_length
             # A graph needs gradients at fixed addresses; sparse ones are allocated every time.
-            and not config.input.has_sparse_gradients
+            and not config.input.sparse
         )
         self._shapes: _Shapes = ()
         self._num_seen = 0

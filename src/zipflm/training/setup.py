@@ -170,7 +170,7 @@ def check_processes(config: Config, data: DataFolder, process: Process) -> None:
     accumulation(config, process)  # raises if an update is not a whole number of batches
     is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
     require(
-        not (config.input.has_sparse_gradients and is_on_gpus),
+        not (config.input.sparse and is_on_gpus),
         "input.sparse",
         True,
         "sparse gradients need gloo, but several GPUs use NCCL; use one process or CPUs, or omit "

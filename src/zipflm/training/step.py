@@ -162,7 +162,7 @@ def build_learner(
         # FSDP gathers weights between layers, and sharded tables exchange tokens before the first
         # and after the last layer, outside compiled code. Sparse gradients cannot be compiled.
         shards = parallel.shards(process, training.parallel) or bool(tables)
-        by_layer = shards or config.input.has_sparse_gradients
+        by_layer = shards or config.input.sparse
         compilation = Compilation(
             model.decoder.layers if by_layer else [scorer], config.batches.blocks.has_one_length
         )

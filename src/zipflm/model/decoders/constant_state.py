@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zipflm.config import Recompute
 from zipflm.config.decoder import Decoder
-from zipflm.kernels import autocast
+from zipflm.kernels import cast_for_matmul
 from zipflm.kernels.dropout import dropout
 
 States = tuple[Tensor, ...]
@@ -47,7 +47,7 @@ class ConstantStateDecoder(nn.Module):
 
     def new_state(self, rows: int, capacity: int = 0) -> RowStates:
         """Return the initial state for inference. `capacity` is ignored."""
-        return RowStates(self.start(rows, autocast(next(self.parameters())[:0])))
+        return RowStates(self.start(rows, cast_for_matmul(next(self.parameters())[:0])))
 
     def forward(
         self,
@@ -58,7 +58,7 @@ class ConstantStateDecoder(nn.Module):
         """Return hidden vectors and the new state. The input of each layer is appended to
         `layer_inputs`."""
         # As in the Transformer: rows of word tables start with norm 1.
-        hidden = autocast(embedded_BTD) * math.sqrt(self.config.dim)
+        hidden = cast_for_matmul(embedded_BTD) * math.sqrt(self.config.dim)
         before = iter(self.start(len(hidden), hidden) if state is None else state)
         after: list[Tensor] = []
         for layer, shapes in zip(self.layers, self._shapes, strict=True):
@@ -105,23 +105,23 @@ class RowStates:
     def rows(self) -> int:
         return len(self.tensors[0]) if self.tensors else 0
 
-    def select(self, rows: Tensor) -> RowStates:
+    def select(self, rows: Sequence[int]) -> RowStates:
         """Return new states with these rows in this order. Rows may be repeated."""
-        return RowStates(tuple(tensor[rows] for tensor in self.tensors))
+        indices = torch.tensor(rows, dtype=torch.int64, device=self.tensors[0].device)
+        return RowStates(tuple(tensor[indices] for tensor in self.tensors))
 
     def row(self, index: int) -> RowStates:
-        return RowStates(tuple(tensor[index : index + 1] for tensor in self.tensors))
+        return self.select([index])
 
-    def join(self, states: RowStates, lengths: Sequence[int] = (), capacity: int = 0) -> None:
-        """Append all rows of other states."""
+    def join(self, states: RowStates, capacity: int = 0) -> None:
+        """Append all rows of other states. `capacity` is ignored."""
         pairs = zip(self.tensors, states.tensors, strict=True)
         self.tensors = tuple(map(torch.cat, pairs)) if self.rows else states.tensors
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Remove these rows. Return the old indices of the remaining rows, in order."""
         kept = [row for row in range(self.rows) if row not in rows]
-        indices = torch.tensor(kept, dtype=torch.int64, device=self.tensors[0].device)
-        self.tensors = self.select(indices).tensors
+        self.tensors = self.select(kept).tensors
         return kept
 
     def full(self, length: int) -> list[int]:

@@ -24,15 +24,12 @@ from torch.utils.checkpoint import (
 )
 
 from zipflm.config import Recompute, TransformerDecoder
-from zipflm.kernels import autocast
+from zipflm.kernels import cast_for_matmul
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
-from zipflm.kernels.operators import can_skip_dispatch
 from zipflm.model import initialization
+from zipflm.model.decoders.positions import rotate, rotations_for, sinusoids
 from zipflm.model.initialization import Fill
 from zipflm.model.kv_cache import KeyValueCache, Past
-
-FIRST_POSITION = 2
-"""fairseq counts positions from padding_idx + 1, and the published weights depend on it."""
 
 
 class Memory(NamedTuple):
@@ -85,10 +82,10 @@ class Transformer(nn.Module):
 
     def new_state(self, rows: int, capacity: int) -> KeyValueCache:
         """Create an empty cache on the decoder's device, at the current precision."""
-        sample = self.layers[0].query.weight  # type: ignore[union-attr]
-        assert isinstance(sample, Tensor)
-        dtype = autocast(sample[:0]).dtype
-        return KeyValueCache(self.config, rows, capacity, sample.device, dtype)
+        heads, head_dim = self.config.num_heads, self.config.dim // self.config.num_heads
+        shape = (self.config.num_layers, rows, heads, capacity, head_dim)
+        keys_LBHCK = cast_for_matmul(next(self.parameters())[:0]).new_zeros(shape)
+        return KeyValueCache(keys_LBHCK, torch.zeros_like(keys_LBHCK), [0] * rows)
 
     def forward(
         self,
@@ -101,7 +98,7 @@ class Transformer(nn.Module):
         config = self.config
         # Under autocast, looked-up rows are float32 and projected ones are not. Use the same
         # precision for the residual stream in both cases.
-        hidden_BTD = autocast(embedded_BTD)
+        hidden_BTD = cast_for_matmul(embedded_BTD)
         # Scale to the size of the sinusoids, as in the authors' code (the paper does not say so).
         hidden_BTD = hidden_BTD * math.sqrt(config.dim)
         if cache is not None:
@@ -114,10 +111,7 @@ class Transformer(nn.Module):
                 hidden_BTD = hidden_BTD + table_TD.to(hidden_BTD.dtype)
             case "rotary":
                 head_dim = config.dim // config.num_heads
-                if isinstance(start, Tensor) or can_skip_dispatch(hidden_BTD):
-                    rotation = rotations(length, head_dim, hidden_BTD.device, start)
-                else:
-                    rotation = _opaque_rotations(hidden_BTD.detach(), head_dim, start)
+                rotation = rotations_for(hidden_BTD, head_dim, start)
             case _:
                 assert_never(config.positions)
         hidden_BTD = dropout(hidden_BTD, config.dropout, self.training)
@@ -348,67 +342,6 @@ def _are_plain(*linears: nn.Module) -> bool:
         and not (linear._backward_hooks or linear._backward_pre_hooks)
         for linear in linears
     )
-
-
-def sinusoids(
-    length: int, dim: int, device: torch.device | str = "cpu", start: int | Tensor = 0
-) -> Tensor:
-    """Return the position table [length, dim] in float32: all sines, then all cosines.
-
-    The first row is for position `start`. With a `start` of shape [B, 1], each of B sequences has a
-    separate table, [B, length, dim]. A `start` of shape [B, length] holds the position of every
-    word.
-
-    >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
-    tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])
-    """
-    half = dim // 2
-    step = math.log(10_000) / max(half - 1, 1)
-    frequencies = torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -step)
-    positions = _positions(length, device, FIRST_POSITION + start)
-    angles = positions.unsqueeze(-1) * frequencies
-    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
-
-
-def rotations(
-    length: int, head_dim: int, device: torch.device, start: int | Tensor = 0
-) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [length, 1, head_dim / 2] for `rotate`, in float32, from position
-    `start`. The result has a leading dimension B if rows have different positions, as in
-    `sinusoids`."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-    positions = _positions(length, device, start)
-    angles = positions.view(*positions.shape, 1, 1) * 10_000**-exponents
-    return angles.cos(), angles.sin()
-
-
-def _positions(length: int, device: torch.device | str, start: int | Tensor) -> Tensor:
-    """Return positions in float32, [T] or [B, T]: counted from `start`, or `start` itself if it has
-    a position for every word."""
-    if isinstance(start, Tensor) and start.dim() == 2 and start.shape[1] == length:
-        return start.to(device=device, dtype=torch.float32)
-    return torch.arange(length, dtype=torch.float32, device=device) + start
-
-
-# A custom operator: the compiler would otherwise recompute powers, sines and cosines for every
-# element of every head.
-@torch.library.custom_op("zipflm::rotations", mutates_args=())
-def _opaque_rotations(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
-    return rotations(hidden_BTD.shape[1], head_dim, hidden_BTD.device, start)
-
-
-@_opaque_rotations.register_fake
-def _(hidden_BTD: Tensor, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
-    shape = (hidden_BTD.shape[1], 1, head_dim // 2)
-    cos = hidden_BTD.new_empty(shape, dtype=torch.float32)
-    return cos, torch.empty_like(cos)
-
-
-def rotate(vectors_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate each pair (k, k + K/2) by the angle of its position (RoPE)."""
-    cos, sin = (table.to(vectors_BTHK.dtype) for table in rotation)
-    first, second = vectors_BTHK.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def _norm(config: TransformerDecoder) -> nn.Module:
