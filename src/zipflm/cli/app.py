@@ -7,10 +7,8 @@ import re
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from types import FrameType
 from typing import Annotated, Any, TypeVar
 
@@ -35,34 +33,35 @@ def _without_metavar(option: Any) -> Any:
     return option
 
 
-def _full_name(ctx: Any) -> str:
-    """Return the command as typed, for example `zipflm memory build`."""
-    return "zipflm" if ctx.parent is None else f"{_full_name(ctx.parent)} {ctx.info_name}"
-
-
 class Commands(TyperGroup):
     """The group of all commands, or a subgroup."""
 
     def get_help_option(self, ctx: Any) -> Any:
         return _without_metavar(super().get_help_option(ctx))
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command and exit. Usage errors become a ValueError."""
         try:
-            return super().parse_args(ctx, args)
+            sys.exit(super().main(*args, **options | {"standalone_mode": False}) or 0)
         except Exception as error:
-            if not hasattr(error, "possibilities"):  # not click's NoSuchOption
+            # Recent typer releases bundle click, so the error classes have no common base.
+            if not hasattr(error, "format_message"):
                 raise
-            option = error.option_name  # type: ignore[attr-defined]
-            raise ValueError(f"{option}: no such option; see {_full_name(ctx)} --help") from None
+            raise ValueError(_usage_error(error)) from None
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0]
-        if name not in self.commands:
-            close = get_close_matches(name, self.commands, n=1)
-            path = _full_name(ctx)
-            remedy = f"did you mean {path} {close[0]}?" if close else f"see {path} --help"
-            raise ValueError(f"{path} {unquoted(name)}: no such command; {remedy}")
-        return super().resolve_command(ctx, args)
+
+def _usage_error(error: Any) -> str:
+    problem, context = error.format_message().rstrip("."), error.ctx
+    if not problem:  # no arguments: the help was printed
+        sys.exit(error.exit_code)
+    if context is None:
+        return str(problem)
+    remedy = f"see {context.command_path} --help"
+    if hasattr(error, "possibilities") and any(
+        p.name == "overrides" for p in context.command.params
+    ):
+        remedy += "; write settings without dashes, e.g. training.seed=2"
+    return f"{problem}; {remedy}"
 
 
 class Command(TyperCommand):
@@ -74,33 +73,6 @@ class Command(TyperCommand):
 
     def get_help_option(self, ctx: Any) -> Any:
         return _without_metavar(super().get_help_option(ctx))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Turn usage errors into ValueError, and reject repeated options."""
-        given: dict[str, Any] = {}
-        try:
-            given, _, order = self.make_parser(ctx).parse_args(list(args))
-            for param, times in Counter(order).items():
-                # For click, --flag/--no-flag is a single option.
-                is_single = not getattr(param, "is_flag", False) or param.secondary_opts
-                if times > 1 and is_single and not getattr(param, "multiple", False):
-                    raise ValueError(f"{'/'.join(_names(param))}: given twice; use it once")
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            # Recent typer releases bundle click, so the error classes have no common base.
-            message = getattr(error, "format_message", None)
-            if message is None:
-                raise
-            if hasattr(error, "possibilities"):
-                raise ValueError(self._unknown_option(ctx, error, args)) from None
-            problem, remedy = message().rstrip("."), f"see {_full_name(ctx)} --help"
-            rejected: Any = getattr(error, "param", None)
-            if rejected is not None and given.get(rejected.name) is not None:
-                reason = problem.partition(": ")[2].replace("Input should be", "must be")
-                problem = f"{rejected.opts[0]} {given[rejected.name]}: {reason}"
-            if "extra argument" in problem and any(param.name == "prompt" for param in self.params):
-                remedy = "pass the text to continue with --prompt"
-            raise ValueError(f"{problem}; {remedy}") from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Ctrl-C exits with status 130 and a one-line message."""
@@ -122,32 +94,6 @@ class Command(TyperCommand):
                     else:
                         error.args = (f"{option} {rest}",)
             raise
-
-    def _unknown_option(self, ctx: Any, error: Any, args: list[str]) -> str:
-        # For -prompt, click reports -p.
-        name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
-        problem = f"{unquoted(name)}: {_full_name(ctx)} has no such option"
-        options = [option for param in self.get_params(ctx) for option in _names(param)]
-        names = {option.lstrip("-"): option for option in options if option != "--help"}
-        close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
-        remedy = f"see {_full_name(ctx)} --help"
-        if any(param.name == "overrides" for param in self.params):
-            from zipflm.presets import from_name
-            from zipflm.settings import keys_like, keys_of
-
-            known = keys_of(from_name("tiny/ADP-T"))
-            found = keys_like(name.lstrip("-").replace("-", "_"), known)
-            if found:
-                settings = " or ".join(f"{key}=VALUE" for key in found)
-                return f"{problem}; write settings without dashes: {settings}"
-            remedy += ", and zipflm info PRESET for settings"
-        if close:
-            remedy = f"did you mean {names[close[0]]}?"
-        return f"{problem}; {remedy}"
-
-
-def _names(param: Any) -> list[str]:
-    return [name for name in (*param.opts, *param.secondary_opts) if name.startswith("-")]
 
 
 def command(
