@@ -41,7 +41,6 @@ def export(
     run: Run,
     out: Annotated[str, typer.Argument(help="Folder to create, for from_pretrained.")],
     *,
-    format: Annotated[str, typer.Option(help="Format to write: only hf (transformers).")] = "hf",
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Maximum size of a weights file; larger models are split.")
@@ -49,8 +48,6 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a run as a transformers model with tokenizer and model card."""
-    if format != "hf":
-        raise ValueError(f"--format {format}: choose from hf")
     from zipflm.runs.folder import parse_choice
 
     exchange = _huggingface()
@@ -76,13 +73,6 @@ def import_(
     ],
     out: Annotated[str, typer.Argument(help="Run folder to create.")],
     *,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="Format of the source: hf or fairseq.",
-            show_default="hf for a folder, fairseq for a file",
-        ),
-    ] = None,
     dictionary: Annotated[
         str | None,
         typer.Option(
@@ -98,11 +88,9 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Create a run folder from a transformers or fairseq model."""
-    if format not in (None, "hf", "fairseq"):
-        raise ValueError(f"--format {format}: choose from hf, fairseq")
     if not os.path.exists(source):
         raise ValueError(f"{source}: no such file or folder; check the name")
-    if (format or ("hf" if os.path.isdir(source) else "fairseq")) == "hf":
+    if os.path.isdir(source):
         for option, value in (
             ("--dict", dictionary),
             ("--bpe-codes", bpe_codes),
@@ -110,7 +98,7 @@ def import_(
             ("--lowercase", lowercase),
         ):
             if value:
-                raise ValueError(f"{option}: only for fairseq, and {source} is hf; leave it out")
+                raise ValueError(f"{option}: only for a fairseq file, not a folder; leave it out")
         exchange = _huggingface()
         with cleanup_on_sigterm():
             config = exchange.import_run(source, Path(out))
@@ -133,7 +121,7 @@ def import_(
 def _show(config: Config, out: str, as_json: bool, *, checkpoint: str | None = None) -> None:
     parameters, unit = config.num_params(), config.batches.unit
     if as_json:
-        facts = {
+        described = {
             "out": out,
             "name": config.name,
             "checkpoint": checkpoint,
@@ -141,7 +129,7 @@ def _show(config: Config, out: str, as_json: bool, *, checkpoint: str | None = N
             "vocabulary": config.vocab_size,
             "unit": unit,
         }
-        echo(json.dumps(facts, indent=1))
+        echo(json.dumps(described, indent=1))
         return
     name = config.name if checkpoint is None else f"{config.name}, {checkpoint}"
     echo(f"{out}: {name}, {parameters:,} parameters, vocabulary size {config.vocab_size:,}")

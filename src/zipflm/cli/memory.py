@@ -72,7 +72,7 @@ def build(
     from zipflm import api
 
     with cleanup_on_sigterm(), show_progress():
-        facts = api.build_memory(
+        store = api.build_memory(
             run,
             data=data,
             out=out,
@@ -86,7 +86,7 @@ def build(
             device=device,
             say=echo,
         )
-    echo(f"{out}: {facts.plan.keys:,} keys of {facts.plan.dim} numbers, {facts.plan.dtype}")
+    echo(f"{out}: {store.plan.keys:,} keys of {store.plan.dim} numbers, {store.plan.dtype}")
 
 
 @command(
