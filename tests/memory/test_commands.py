@@ -7,7 +7,7 @@ from training_runs import SMALL
 
 import zipflm
 import zipflm.cli
-from zipflm.studies.analyse import redraw
+from zipflm.studies.analyze import redraw
 
 
 def zipflm_command(monkeypatch, capsys, *arguments):

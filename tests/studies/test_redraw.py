@@ -7,7 +7,7 @@ import pytest
 from studies.study_runs import FakeTrainer, run_study
 
 from zipflm.cli import app
-from zipflm.studies.analyse import is_study, redraw
+from zipflm.studies.analyze import is_study, redraw
 
 
 @pytest.fixture

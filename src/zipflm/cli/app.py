@@ -40,14 +40,18 @@ class Commands(TyperGroup):
         return _without_metavar(super().get_help_option(ctx))
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command and exit. Usage errors become a ValueError."""
+        """Run a command. Usage errors become a ValueError."""
+        exits = options.pop("standalone_mode", True)
         try:
-            sys.exit(super().main(*args, **options | {"standalone_mode": False}) or 0)
+            status = super().main(*args, standalone_mode=False, **options)
         except Exception as error:
             # Recent typer releases bundle click, so the error classes have no common base.
             if not hasattr(error, "format_message"):
                 raise
             raise ValueError(_usage_error(error)) from None
+        if exits:
+            sys.exit(status or 0)
+        return status
 
 
 def _usage_error(error: Any) -> str:

@@ -282,9 +282,7 @@ def report(
             "--out."
         ),
     ] = None,
-    x: Annotated[
-        str, typer.Option(help="x axis of --curves: update, seconds or epoch.")
-    ] = "update",
+    x: Annotated[str, typer.Option(help="x axis of --curves: update or seconds.")] = "update",
     context_sizes: Annotated[
         list[str] | None,
         typer.Option(help="Also score with each of these context sizes, in tokens, e.g. 0,480."),

@@ -51,7 +51,7 @@ from zipflm.studies.plan import (
     with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
-from zipflm.studies.report import claim_folder, write_report
+from zipflm.studies.report import require_report_folder, write_report
 from zipflm.studies.study import SplitText, Study, Tried, build_study
 from zipflm.training import distributed, throughput
 from zipflm.training.distributed import Process, described
@@ -207,8 +207,12 @@ def compare(
             for plan in grid_plans(plans, grid) if grid else plans:
                 # With equal times, the number of updates is not known yet.
                 check_plan(plan, process, folder=not is_timed)
-            process.run_on_first(lambda: claim_folder(out, "study"))
-            train = train or _trainer(device, is_tuned=bool(grid))
+            process.run_on_first(lambda: require_report_folder(out, is_study=True))
+            # Only the last checkpoint is compared. The whole validation set is scored later;
+            # training needs it only to choose settings.
+            train = train or partial(
+                train_run, resume=True, keep=1, device=device, whole_validation=bool(grid)
+            )
             runner = Runner(
                 words,
                 process,
@@ -242,7 +246,7 @@ def compare(
             page = None
             if process.is_first and (study.finished or runner.stopped):
                 with report_full_disk(out, FULL_DISK_REMEDY):
-                    page = write_report(study, out, "study")
+                    page = write_report(study, out)
     return FinishedStudy(study, page, runner.stopped)
 
 
@@ -397,14 +401,3 @@ def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> d
 
 def _join_distinct(values: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(values))
-
-
-def _trainer(device: str | None, *, is_tuned: bool) -> Train:
-    def train(config: Config, data: DataFolder, out: Path) -> bool:
-        # Only the last checkpoint is compared. The whole validation set is scored later; training
-        # needs it only to choose settings.
-        return train_run(
-            config, data, out, resume=True, keep=1, device=device, whole_validation=is_tuned
-        )
-
-    return train

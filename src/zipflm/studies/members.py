@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from zipflm.settings import from_dict, load_object, to_dict
 from zipflm.storage import atomic_write, atomic_write_text
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
-from zipflm.training.throughput import flops_per_token
 from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"
@@ -70,18 +69,6 @@ class SplitScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """The amount of training text a model has seen, and the operations this took."""
-
-    updates: int
-    words: int
-    """Running words, including line ends, also for sub-word models."""
-    passes: float
-    operations: float
-    """Additions and multiplications of all updates, from the cost model of the config."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StudyMember:
     """One trained model with one seed."""
 
@@ -97,7 +84,9 @@ class StudyMember:
     nll: FloatArray | None = None
     """Loss of every word of the analyzed split."""
     curve: tuple[CurvePoint, ...] = ()
-    seen: Seen | None = None
+    updates: int | None = None
+    words_seen: int | None = None
+    """Running words of the training text, also for sub-word models. Repeated words count again."""
     seconds: float | None = None
     """Training time, without compilation."""
     cpu_seconds: float | None = None
@@ -118,14 +107,6 @@ class StudyMember:
     @property
     def seed(self) -> int:
         return self.config.training.seed
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether training took over a third longer than the CPU time of its thread, which means
-        that other processes used the CPU."""
-        if self.seconds is None or self.cpu_seconds is None:
-            return False
-        return self.seconds > 4 / 3 * self.cpu_seconds
 
 
 @dataclass(frozen=True)
@@ -163,28 +144,10 @@ def score_once(
     options: ScoringOptions,
     share: Share = ALONE,
 ) -> ScoredRun:
-    """Score with the newest checkpoint of a run and save the scores in the run folder."""
-    newest = share.run_on_all(lambda: RunFolder(run).choose("newest"))
-    return score_checkpoint(run, newest, data, splits, options, share=share)
-
-
-def score_checkpoint(
-    run: Path,
-    checkpoint: Checkpoint,
-    data: DataFolder,
-    splits: Sequence[str],
-    options: ScoringOptions,
-    *,
-    load: Callable[[], LoadedRun] | None = None,
-    keep: bool = True,
-    share: Share = ALONE,
-) -> ScoredRun:
-    """Score a checkpoint, or read its saved scores if weights and text are the same.
-
-    The model is loaded with `load`, only if needed. Processes that share the work all return the
-    scores. With `keep`, the first one saves them.
+    """Score with the newest checkpoint of a run, or read its saved scores if weights and text are
+    the same. The first process saves the scores in the run folder.
     """
-    load = load or (lambda: load_run(checkpoint.path))
+    checkpoint = share.run_on_all(lambda: RunFolder(run).choose("newest"))
     found: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
@@ -193,11 +156,10 @@ def score_checkpoint(
         saved = _find_saved(path, key, data.split(split))
         # If one process has no saved scores, all of them score.
         if any(share.all_gather(saved is None)) or saved is None:
-            loaded = loaded or share.run_on_all(load)
+            loaded = loaded or share.run_on_all(lambda: load_run(checkpoint.path))
             saved = score_run(loaded, data, [split], options, share).splits[split]
-            if keep:
-                is_first = share.rank == 0
-                share.run_on_all(partial(_save, path, key, saved) if is_first else lambda: None)
+            is_first = share.rank == 0
+            share.run_on_all(partial(_save, path, key, saved) if is_first else lambda: None)
         found[split] = saved
     return ScoredRun(checkpoint.name, found)
 
@@ -295,7 +257,8 @@ def make_member(
         },
         nll=scores[split].nll if split in scores else None,
         curve=curve(log),
-        seen=_seen(last, plan.config, plan.data) if last else None,
+        updates=last.update if last else None,
+        words_seen=_words_seen(last, plan.data) if last else None,
         seconds=training_seconds(last) if last else None,
         cpu_seconds=last.cpu_seconds if last else None,
         compile_seconds=last.compile_seconds if last else None,
@@ -379,17 +342,8 @@ def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
-    if "train" not in data.splits:
-        return None
-    text = data.split("train")
-    per_token = flops_per_token(config, data.vocabulary.counts, last.block)
-    return Seen(
-        updates=last.update,
-        words=round(last.epoch * text.words),
-        passes=last.epoch,
-        operations=last.epoch * text.tokens * per_token,
-    )
+def _words_seen(last: Report, data: DataFolder) -> int | None:
+    return round(last.epoch * data.split("train").words) if "train" in data.splits else None
 
 
 def all_known(values: Iterable[bool | None]) -> bool | None:

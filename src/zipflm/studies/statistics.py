@@ -1,4 +1,4 @@
-"""95 % intervals of mean losses and their differences, computed over blocks of text.
+"""95% intervals of mean losses and their differences, computed over blocks of text.
 
 Student's t distribution is computed without scipy: for integer degrees of freedom it is a finite
 sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
@@ -73,7 +73,7 @@ BLOCK_COUNTS = (30, 20, 14, 10)
 FEW_BLOCKS = 10
 """The report warns if there are fewer blocks."""
 _ONE_SIDED = 1.645
-"""95 % quantile of the normal distribution."""
+"""95% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ _TWO_SOURCES = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """An estimate with its 95 % interval."""
+    """An estimate with its 95% interval."""
 
     estimate: float
     low: float
@@ -250,18 +250,13 @@ def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
         # A large block pulls the mean towards its own value.
         residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
         num_blocks = 1 / (shares @ shares)
-    return estimate(by_seed, residuals, float(num_blocks))
-
-
-def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: float) -> Estimate:
-    """Return an estimate from the value of every seed and the residuals of their mean."""
     has_several = len(by_seed) > 1
     variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if has_several else 0.0
     return Estimate(
         float(np.mean(by_seed)),
         residuals,
-        num_blocks,
-        ((variance, len(by_seed) - 1),) if has_several and variance > 0 else (),
+        float(num_blocks),
+        ((variance, len(by_seed) - 1),) if variance > 0 else (),
         has_several,
     )
 
@@ -327,7 +322,7 @@ def _explain(
 
 
 def _half_width(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
-    """Return the half-width of the 95 % interval of a mixture of t distributions."""
+    """Return the half-width of the 95% interval of a mixture of t distributions."""
     errors = np.maximum(errors, 1e-9 * errors.max())
     groups = [(int(dof), degrees == dof) for dof in np.unique(degrees)]
     ends = np.concatenate([quantile(dof) * errors[members] for dof, members in groups])

@@ -24,14 +24,13 @@ from zipflm.studies.bins import (
     loss_by_bin,
     previous_words,
 )
-from zipflm.studies.members import CurvePoint, Seen, StudyMember, all_known
+from zipflm.studies.members import CurvePoint, StudyMember, all_known
 from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row, setting_row
 from zipflm.studies.statistics import Estimate, Interval, Sample, TextBlocks
 from zipflm.studies.word_lists import WordLists, word_lists
 from zipflm.units import perplexity
 
 NOT_COMPILED = "could not be compiled; its time and speed are not comparable"
-BUSY = "was trained while other processes used the CPU; its time and speed are not comparable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +92,6 @@ class ModelRow:
     def compiled(self) -> bool | None:
         return all_known(member.compiled for member in self.scored)
 
-    @property
-    def seen(self) -> Seen | None:
-        return next((member.seen for member in self.scored if member.seen), None)
-
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
         """Mean over seeds, at the updates that all of them have."""
@@ -113,13 +108,9 @@ class ModelRow:
         return "; ".join(f"seed {m.seed}: {m.problem}" for m in self.members if m.problem)
 
     @property
-    def is_busy(self) -> bool:
-        return any(member.is_busy for member in self.members)
-
-    @property
     def doubts(self) -> tuple[str, ...]:
         """Reasons why time and speed are not comparable."""
-        return (NOT_COMPILED,) * (self.compiled is False) + (BUSY,) * self.is_busy
+        return (NOT_COMPILED,) if self.compiled is False else ()
 
     @cached_property
     def params(self) -> dict[str, int]:

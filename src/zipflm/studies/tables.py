@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from zipflm.studies.bins import FrequencyBin
-from zipflm.studies.findings import Claim, Verdict, claims, paper_findings, percent_of
+from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.paper import CONTEXT, GPUS, PaperModel
 from zipflm.studies.study import ModelRow, SeedMean, Study
 
@@ -60,8 +60,10 @@ def columns(study: Study) -> list[Column]:
             _number_column(part, "parameters", partial(ModelRow.params_of, part=part), millions)
             for part in ("input", "decoder", "output")
         ),
+        _mean_column("updates", "updates", "{:,.0f}".format, group=""),
+        _mean_column("words seen", "words_seen", "{:,.0f}".format, group=""),
         *_time_columns(study),
-        _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format, busy=True),
+        _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format),
         _number_column("memory", "training", lambda row: row.memory, memory),
     ]
     if any(row.mean("streaming_words_per_second") for row in study.rows):
@@ -77,24 +79,6 @@ def columns(study: Study) -> list[Column]:
     return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
 
 
-def seen_columns(study: Study) -> list[Column]:
-    """Return the columns for the training text seen by each model, with operations and times."""
-
-    def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
-        return _number_column(
-            title, "", lambda row: getattr(row.seen, name) if row.seen else None, text
-        )
-
-    return [
-        _text_column("model", lambda row: row.label),
-        column("updates", "updates", "{:,}".format),
-        column("words", "words", "{:,}".format),
-        column("passes over the text", "passes", "{:.2f}".format),
-        column("operations", "operations", operations),
-        *_time_columns(study),
-    ]
-
-
 def _text_column(title: str, text: Callable[[ModelRow], str], group: str = "") -> Column:
     return Column(title, group, text, text, is_number=False)
 
@@ -104,32 +88,22 @@ def _number_column(
     group: str,
     value: Callable[[ModelRow], float | None],
     text: Callable[[Any], str],
-    *,
-    busy: bool = False,
 ) -> Column:
-    """Return a column of numbers. With `busy`, those measured on a busy machine are marked."""
-
     def shown(row: ModelRow) -> str:
-        found = value(row)
-        mark = " (busy)" if busy and row.is_busy else ""
-        return (EMPTY if found is None else text(found)) + mark
+        number = value(row)
+        return EMPTY if number is None else text(number)
 
     return Column(title, group, value, shown)
 
 
 def _mean_column(
-    title: str,
-    field: str,
-    text: Callable[[Any], str],
-    *,
-    group: str = "training",
-    busy: bool = False,
+    title: str, field: str, text: Callable[[Any], str], *, group: str = "training"
 ) -> Column:
-    return _number_column(title, group, lambda row: row.mean(field), text, busy=busy)
+    return _number_column(title, group, lambda row: row.mean(field), text)
 
 
 def _time_columns(study: Study) -> list[Column]:
-    found = [_mean_column("time", "seconds", duration, busy=True)]
+    found = [_mean_column("time", "seconds", duration)]
     if any(row.mean("cpu_seconds") for row in study.rows):
         found.append(_mean_column("CPU time", "cpu_seconds", duration))
     if any(row.mean("compile_seconds") for row in study.rows):
@@ -168,7 +142,7 @@ def _interval_column(study: Study) -> Column:
         return f"{form(found.low)} to {form(found.high)}" if found else empty
 
     return Column(
-        "95 % interval",
+        "95% interval",
         "perplexity",
         value=lambda row: shown(row, "{:.6g}".format, None),
         text=lambda row: shown(row, number, EMPTY),
@@ -191,7 +165,7 @@ def _distance_column(study: Study) -> Column:
         ratio = found.nats.as_perplexity
         change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
         mark = ", not significant" if row.label in tied else ""
-        return f"{change:+.1f} % ({low:.1f} to {high:.1f}){mark}"
+        return f"{change:+.1f}% ({low:.1f} to {high:.1f}){mark}"
 
     return Column("to the best", "perplexity", value, text)
 
@@ -234,12 +208,6 @@ def comparison(study: Study) -> Grid:
     if study.missing:
         shown.append(_text_column("problem", lambda row: row.problem))
     return Grid([c.name for c in shown], [[c.text(row) for c in shown] for row in study.rows])
-
-
-def seen(study: Study) -> Grid:
-    shown = seen_columns(study)
-    rows = [row for row in study.rows if row.seen is not None]
-    return Grid([c.title for c in shown], [[c.text(row) for c in shown] for row in rows])
 
 
 def pairs(study: Study) -> Grid:
@@ -316,26 +284,6 @@ def tuning(study: Study) -> Grid:
     return Grid(["model", "setting", "valid perplexity", "training time", "chosen"], rows)
 
 
-def paper_claims(study: Study) -> Grid:
-    """Count each verdict. Pairs that do not agree with the paper are named."""
-
-    def named(claim: Claim, verdict: Verdict) -> str:
-        found = claim.with_verdict(verdict)
-        return f"{len(found)}: {', '.join(f.models for f in found)}" if found else "0"
-
-    rows = [
-        [
-            claim.name,
-            str(len(claim.findings)),
-            str(len(claim.with_verdict("agrees"))),
-            named(claim, "disagrees"),
-            named(claim, "not significant"),
-        ]
-        for claim in claims(study)
-    ]
-    return Grid(["comparison", "pairs", "agree", "disagree", "not significant"], rows)
-
-
 def paper_pairs(study: Study) -> Grid:
     """Compare every pair of models by every measure, in the paper and in this study."""
     return Grid(
@@ -376,14 +324,6 @@ def spread(summary: SeedMean | None) -> str:
     if summary is None or summary.deviation is None:
         return number(summary.mean if summary else None)
     return f"{number(summary.mean)} \u00b1 {number(summary.deviation)}"
-
-
-def operations(count: float) -> str:
-    """`2.1e12` as `2.1 T`."""
-    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
-        if count >= size:
-            return f"{count / size:.3g}\u00a0{unit}"
-    return f"{count:,.0f}"
 
 
 def millions(count: int) -> str:

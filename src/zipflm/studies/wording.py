@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 
 from zipflm.config import Nesterov, TransformerDecoder
 from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
-from zipflm.studies.findings import claims, paper_dataset, summary
+from zipflm.studies.findings import paper_dataset, summary
 from zipflm.studies.statistics import FEW_BLOCKS
 from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import bin_loss, duration, millions, number
@@ -19,11 +20,7 @@ from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS
 
 PAIRS_CAPTION = (
     "Difference in perplexity of the row's model from the column's model, on the same text, with "
-    "95 % intervals; bold if the interval excludes zero."
-)
-SEEN_CAPTION = (
-    "Words are running words of the training text, also for sub-word models. Operations are "
-    "additions and multiplications, estimated from the config."
+    "95% intervals; bold if the interval excludes zero."
 )
 TUNING_CAPTION = (
     "Every model was trained once with each setting. The setting with the lowest perplexity "
@@ -34,18 +31,6 @@ CONTEXT_CAPTION = (
     "token has at least this many tokens before it."
 )
 _ONE_SEED = "intervals cover the variation between texts, but not between seeds."
-_DECODER_CHANGES = {
-    "positions": "rotary positions",
-    "qk_norm": "normalized queries and keys",
-    "activation": "squared ReLU",
-    "norm": "RMS norm",
-    "final_norm": "a final norm",
-    "bias": "no biases",
-    "input_residual": "input residuals",
-    "value_residual": "value residuals",
-    "attention_gate": "gated attention",
-}
-"""Descriptions of decoder fields that differ from the paper. Each has only one other value."""
 
 
 def headline(study: Study) -> str:
@@ -109,32 +94,24 @@ def lead(study: Study) -> str:
         text += f" Equal for all models: {study.facts['held equal']}."
     if changes := _differences_from_paper(study):
         text += f" Different from the paper: {join(changes)}."
-    passes = [row.seen.passes for row in study.finished if row.seen]
-    if passes:
-        low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"
-        text += f" Passes over the text: {low if low == high else f'{low} to {high}'}."
     if study.differences and not all(pair.has_all_seeds for pair in study.differences):
         text += f" One seed per model: {_ONE_SEED}"
     return text
 
 
 def _differences_from_paper(study: Study) -> list[str]:
-    """Describe decoder settings and optimizers that differ from the paper."""
+    """List decoder settings, except sizes and rates, and optimizers that differ from the paper."""
     configs = [member.config for row in study.rows for member in row.members]
     paper_decoder = preset("wikitext-103").decoder
-    found = [
-        description
-        for name, description in _DECODER_CHANGES.items()
-        for config in configs
-        if isinstance(config.decoder, TransformerDecoder)
-        and getattr(config.decoder, name) != getattr(paper_decoder, name)
+    settings = [
+        f"{field.name}={value}"
+        for field in fields(TransformerDecoder)
+        for value in (getattr(config.decoder, field.name, None) for config in configs)
+        if isinstance(value, str | bool) and value != getattr(paper_decoder, field.name)
     ]
-    found += [
-        f"training with {type(optimizer).__name__}"
-        for optimizer in (config.training.optimizer for config in configs)
-        if not isinstance(optimizer, Nesterov)
-    ]
-    return list(dict.fromkeys(found))
+    optimizers = [type(config.training.optimizer) for config in configs]
+    settings += [f"training with {kind.__name__}" for kind in optimizers if kind is not Nesterov]
+    return list(dict.fromkeys(settings))
 
 
 def tiles(study: Study) -> list[tuple[str, str, str]]:
@@ -200,7 +177,7 @@ def _chance(study: Study) -> str:
     pairs = len(study.differences)
     if not pairs:
         return "The text is too short for intervals."
-    text = "Each interval has a confidence level of 95 % by itself."
+    text = "Each interval has a confidence level of 95% by itself."
     if pairs > 1:
         num_false = max(1, round(pairs / 20))
         text += (
@@ -226,22 +203,18 @@ def _chance(study: Study) -> str:
 def caption(study: Study) -> str:
     text = (
         "Perplexity is exp(mean loss per word), also for sub-word models; lower is better. "
-        "Parameters shared by input and output count once, with the input."
+        "Parameters shared by input and output count once, with the input. Words seen are running "
+        "words of the training text, also for sub-word models."
     )
     if study.differences:
         text += (
             " The column 'to the best' shows the difference from the best model on the same text, "
-            "with its 95 % interval; it is not significant if the interval includes zero."
+            "with its 95% interval; it is not significant if the interval includes zero."
         )
     if study.has_unknown:
         text += (
             " Unknown words are a single symbol for word models, but sub-word models predict their "
             "pieces; the column 'known words' leaves them out."
-        )
-    if any(row.is_busy for row in study.rows):
-        text += (
-            " Times marked 'busy' exceed the CPU time of the training thread by more than a third, "
-            "because other processes used the CPU."
         )
     if any(row.paper for row in study.rows):
         text += (
@@ -259,20 +232,20 @@ def words_caption(study: Study) -> str:
         f"and occurrences in the training text and in the {study.split} set. Words with at least "
         f"{MIN_TOKENS} occurrences in {MIN_BLOCKS} or more of {len(study.blocks)} blocks are "
         "tested (Student's t over blocks); the largest significant differences are shown, with a "
-        "false discovery rate of 5 % (Benjamini and Hochberg)."
+        "false discovery rate of 5% (Benjamini and Hochberg)."
     )
 
 
 def interval_caption(study: Study) -> str:
-    return f"95 % intervals are computed from {study.blocks.describe()}."
+    return f"95% intervals are computed from {study.blocks.describe()}."
 
 
 def paper_caption(study: Study) -> str:
     text = (
         f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
-        f"the change in {study.headline_name}, or in loss in nats, with 95 % intervals. Every "
+        f"the change in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
         "pair of models is compared; the better one in the paper comes first. Rare words occur "
-        f"{RARE.replace('-', ' to ')} times in training. Summary: {summary(claims(study))}."
+        f"{RARE.replace('-', ' to ')} times in training. Summary: {summary(study)}."
     )
     if not all(pair.has_all_seeds for pair in study.differences):
         text += f" With one seed, {_ONE_SEED}"
