@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from zipflm.messages import lines, one_line, unquoted
@@ -140,7 +141,7 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
@@ -237,79 +238,66 @@ def _size(text: str) -> int:
 
 def Size(help: str, default: str | None = None) -> Any:
     """An option for a number such as 500k or 5M."""
-    return typer.Option(help=help, parser=_size, metavar="SIZE", show_default=default or True)
+    return Option(help=help, parser=_size, metavar="SIZE", show_default=default or True)
 
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        help="Settings to change, e.g. decoder.num_layers=8, or @FILE with one per line."
-    ),
+    Argument(help="Settings to change, e.g. decoder.num_layers=8, or @FILE with one per line."),
 ]
-Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
+Run = Annotated[str, Argument(help="A run folder, or one of its checkpoints.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(
-        help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"
-    ),
+    Option(help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"),
 ]
 Recipe = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Training recipe: paper (preset unchanged) or modern (Muon, rotary positions, ...)."
     ),
 ]
-Block = Annotated[
-    int | None, typer.Option(help="Block length in tokens.", show_default="from the run")
-]
+Block = Annotated[int | None, Option(help="Block length in tokens.", show_default="from the run")]
 Context = Annotated[
     int | None,
-    typer.Option(
+    Option(
         help="Number of tokens of each block after the first that are context and not scored.",
         show_default="from the run",
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        help="Device: cpu, cuda, cuda:N or mps.", show_default="cuda if available, else cpu"
-    ),
+    Option(help="Device: cpu, cuda, cuda:N or mps.", show_default="cuda if available, else cpu"),
 ]
-Dtype = Annotated[
-    str, typer.Option(help="Precision of the computation: float32, bfloat16 or float16.")
-]
+Dtype = Annotated[str, Option(help="Precision of the computation: float32, bfloat16 or float16.")]
 StallSeconds = Annotated[
-    float,
-    typer.Option(min=1, help="Stop all processes if one makes no progress for this many seconds."),
+    float, Option(min=1, help="Stop all processes if one makes no progress for this many seconds.")
 ]
 Bands = Annotated[
     list[str] | None,
-    typer.Option(help="Number of words per band, e.g. 5k/155k/100k,20k/40k/200k to try both."),
+    Option(help="Number of words per band, e.g. 5k/155k/100k,20k/40k/200k to try both."),
 ]
 TailDropout = Annotated[
-    list[str] | None, typer.Option(help="Dropout rates of the tail bands to try, e.g. 0,0.2.")
+    list[str] | None, Option(help="Dropout rates of the tail bands to try, e.g. 0,0.2.")
 ]
-Seeds = Annotated[int, typer.Option(help="Number of seeds to train each model with.")]
+Seeds = Annotated[int, Option(help="Number of seeds to train each model with.")]
 Errors = Annotated[
-    str, typer.Option(help="How to handle invalid text and NUL bytes: strict (stop) or replace.")
+    str, Option(help="How to handle invalid text and NUL bytes: strict (stop) or replace.")
 ]
-Encoding = Annotated[
-    str, typer.Option(help="Encoding of the text: utf-8, latin-1, cp1252, utf-16, ...")
-]
+Encoding = Annotated[str, Option(help="Encoding of the text: utf-8, latin-1, cp1252, utf-16, ...")]
 Memory = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         help="Mix a memory with the model: cache, cache:2000 (the last 2,000 tokens) or a store "
         "folder. Add settings after a comma, e.g. cache:2000,weight=0.2. Can be repeated."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 Words = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="How to split raw text: whitespace, words (punctuation is split off) or wikitext "
         "(prose, tokenized as in WikiText).",
         show_default="whitespace",
     ),
 ]
-Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]
+Lowercase = Annotated[bool, Option("--lowercase", help="Lowercase all words.")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import Device, Json, Overrides, command, echo
 
@@ -37,7 +38,7 @@ _COMMENT_COLUMN = 44
 def info(
     preset: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="A model, e.g. tiny/ADP-T, to show its settings and parameter counts; or a "
             "dataset, e.g. tiny, to list its models.",
             show_default="list all datasets",
@@ -46,23 +47,20 @@ def info(
     overrides: Overrides = None,
     *,
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Recipe of the model: paper or modern.", show_default="paper"),
+        str | None, Option(help="Recipe of the model: paper or modern.", show_default="paper")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="With a model: use the vocabulary of this data folder. Without one: suggest "
             "bands for this data folder, or for a file of words and counts (dict.txt)."
         ),
     ] = None,
     paper: Annotated[
-        bool,
-        typer.Option("--paper", help="Compare parameter counts with those in the paper."),
+        bool, Option("--paper", help="Compare parameter counts with those in the paper.")
     ] = False,
     dim: Annotated[
-        int | None,
-        typer.Option(help="For bands: width of the head and the model.", show_default="1024"),
+        int | None, Option(help="For bands: width of the head and the model.", show_default="1024")
     ] = None,
     device: Device = None,
     as_json: Json = False,

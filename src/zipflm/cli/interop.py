@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import (
     Checkpoint,
@@ -39,11 +39,11 @@ def _huggingface() -> ModuleType:
 )
 def export(
     run: Run,
-    out: Annotated[str, typer.Argument(help="Folder to create, for from_pretrained.")],
+    out: Annotated[str, Argument(help="Folder to create, for from_pretrained.")],
     *,
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
-        str, typer.Option(help="Maximum size of a weights file; larger models are split.")
+        str, Option(help="Maximum size of a weights file; larger models are split.")
     ] = "5GB",
     as_json: Json = False,
 ) -> None:
@@ -66,22 +66,19 @@ def export(
 def import_(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A transformers folder, from `zipflm export` or save_pretrained; or a fairseq "
             "language model, *.pt."
         ),
     ],
-    out: Annotated[str, typer.Argument(help="Run folder to create.")],
+    out: Annotated[str, Argument(help="Run folder to create.")],
     *,
     dictionary: Annotated[
         str | None,
-        typer.Option(
-            "--dict", help="For fairseq (required): dict.txt of the data it was trained on."
-        ),
+        Option("--dict", help="For fairseq (required): dict.txt of the data it was trained on."),
     ] = None,
     bpe_codes: Annotated[
-        str | None,
-        typer.Option(help="For fairseq: subword-nmt codes of a sub-word model."),
+        str | None, Option(help="For fairseq: subword-nmt codes of a sub-word model.")
     ] = None,
     words: Words = None,
     lowercase: Lowercase = False,
