@@ -217,19 +217,17 @@ def evaluate(
     If several processes share the work (`share`), each returns the whole result.
     """
     if (data is None) == (text is None):
-        raise ValueError("give either --data, a data folder, or --text, a file to score")
-    if text is not None and split is not None:
-        raise ValueError(f"--split {split}: only applies to --data; --text is scored as a whole")
+        raise ValueError("data, text: give a data folder or a text file, not both")
     if split is not None and split not in SPLITS:
         raise ValueError(f"split={split}: choose from {', '.join(SPLITS)}")
+    if text is not None and split is not None:
+        raise ValueError(f"split={split}: only for a data folder; a text is scored as a whole")
     if check_encoding(encoding) != UTF_8 and text is None:
-        raise ValueError(
-            f"--encoding {encoding}: only applies to --text; data folders are in UTF-8"
-        )
+        raise ValueError(f"encoding={encoding}: only for a text; data folders are in UTF-8")
     if errors != "strict" and text is None:
-        raise ValueError(f"--errors {errors}: only applies to --text; data folders are in UTF-8")
-    if text is not None and str(text) == "-" and share.world_size > 1:
-        raise ValueError("--text -: several processes cannot share standard input; use a file")
+        raise ValueError(f"errors={errors}: only for a text; data folders are in UTF-8")
+    if str(text) == "-" and share.world_size > 1:
+        raise ValueError("text=-: several processes cannot share standard input; use a file")
     options = options or ScoringOptions()
 
     def load() -> LoadedRun:
@@ -310,8 +308,7 @@ def batches_of(
 
     Raises ValueError if the split was not prepared for this run, or is damaged.
     """
-    _require_same_vocabulary(run, folder)
-    _require_same_splitting(run, folder)
+    _require_same_preparation(run, folder)
     _require_same_pieces(run, folder, split)
     folder.verify(split)
     tokens = folder.tokens(split)
@@ -350,7 +347,7 @@ def _prepared(
         with report_full_disk(Path(temporary), TEMPORARY_REMEDY):
             if run.config.num_predicted < run.config.vocab_size:
                 if str(text) == "-":
-                    raise ValueError("--text -: this run must read the text twice; use a file")
+                    raise ValueError("text=-: this run must read the text twice; use a file")
                 every_word = replace(options, vocabulary=None, min_count=1)
                 words = prepare(Path(temporary) / "words", {"train": [text]}, every_word)
                 run = with_words(run, words.vocabulary.words)
@@ -359,34 +356,21 @@ def _prepared(
         yield run, folder
 
 
-def _require_same_vocabulary(run: LoadedRun, folder: DataFolder) -> None:
-    if run.vocabulary.hash != folder.vocabulary.hash:
-        raise ValueError(
-            f"{run} was trained with the vocabulary {run.vocabulary.hash} ({len(run.vocabulary)} "
-            f"words), but {folder.path} was prepared with {folder.vocabulary.hash} "
-            f"({len(folder.vocabulary)} words); prepare the text with {_options_of(run)}"
-        )
-
-
-def _require_same_splitting(run: LoadedRun, folder: DataFolder) -> None:
-    if run.splitting != folder.splitting:
-        raise ValueError(
-            f"{run} needs text prepared with {run.splitting}, but {folder.path} was prepared with "
-            f"{folder.splitting}; prepare the text with {_options_of(run)}"
-        )
+def _require_same_preparation(run: LoadedRun, folder: DataFolder) -> None:
+    codes = None if folder.codes is None else folder.codes.hash
+    for name, is_same in (
+        ("a different vocabulary", run.vocabulary.hash == folder.vocabulary.hash),
+        ("a different splitting rule", run.splitting == folder.splitting),
+        ("different BPE codes", run.codes is None or run.codes.hash == codes),
+    ):
+        if not is_same:
+            raise ValueError(
+                f"{folder.path}: was prepared with {name} than {run}; prepare the text with "
+                f"{_options_of(run)}"
+            )
 
 
 def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None:
-    if run.codes is not None and folder.codes is None:
-        raise ValueError(
-            f"{run} is a sub-word model, but {folder.path} was prepared without splitting words; "
-            f"prepare the text with {_options_of(run)}"
-        )
-    if run.codes is not None and folder.codes is not None and folder.codes.hash != run.codes.hash:
-        raise ValueError(
-            f"{run} splits words with the codes {run.codes.hash}, but {folder.path} was prepared "
-            f"with {folder.codes.hash}; prepare the text with {_options_of(run)}"
-        )
     facts = folder.split(split)
     if folder.codes is not None and facts.continued > _SHARE_OF_CONTINUED_WORDS * facts.words:
         raise ValueError(
