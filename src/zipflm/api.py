@@ -21,7 +21,7 @@ from zipflm.training import STALL_SECONDS
 if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
     from zipflm.data.folder import DataFolder
-    from zipflm.evaluation.evaluate import Evaluation
+    from zipflm.evaluation.protocol import Evaluation
     from zipflm.memory.store import StoreFacts
     from zipflm.memory.tuning import TuningResult
     from zipflm.runs.checkpoint import Checkpoint

@@ -91,12 +91,12 @@ def study(dataset="tiny", seeds=1, broken=""):
     ]
     facts = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
     return build_study(
-        members, text(), title="Factorizations of test", dataset=dataset, facts=facts
+        members, text(), title="Factorizations of test", dataset=dataset, protocol=facts
     )
 
 
 def study_of(*members, dataset="tiny", on=None):
-    return build_study(members, on or text(), title="t", dataset=dataset, facts={})
+    return build_study(members, on or text(), title="t", dataset=dataset, protocol={})
 
 
 def with_unknown(of):

@@ -85,7 +85,7 @@ def test_rejects_data_with_another_vocabulary(run, tmp_path):
     for (text,) in texts.values():
         text.write_text("some other words\n")
     prepare(tmp_path / "data", texts, Options(min_count=1))
-    with pytest.raises(ValueError, match="was trained with the vocabulary"):
+    with pytest.raises(ValueError, match="was prepared with a different vocabulary"):
         analyze([run], tmp_path / "data", tmp_path / "out")
 
 

@@ -180,7 +180,7 @@ def test_the_report_has_cpu_time_device_torch_and_commit(whole_study):
     for row in table["rows"]:
         (member,) = row["members"]
         assert 0 < member["cpu_seconds"] <= member["seconds"] and row["training_CPU_time"] > 0
-        versions, facts = member["versions"], table["facts"]
+        versions, facts = member["versions"], table["protocol"]
         assert versions["device"] and versions["device"] in facts["devices"]
         for text in (versions["device"], f"torch {versions['packages']['torch']}"):
             assert text in facts["trained with"]

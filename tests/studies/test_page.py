@@ -93,7 +93,7 @@ def test_escapes_hostile_text():
     ]
     text = example.text()
     text.vocabulary.words[5:60] = [HOSTILE] * 55
-    made = build_study(members, text, title=HOSTILE, dataset="tiny", facts={HOSTILE: HOSTILE})
+    made = build_study(members, text, title=HOSTILE, dataset="tiny", protocol={HOSTILE: HOSTILE})
     tried = Tried(label=HOSTILE, setting=HOSTILE, perplexity=1.0, seconds=1.0, is_chosen=True)
     made = replace(made, tried=(tried,))
     page = html(made)

@@ -173,15 +173,15 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def show_progress() -> Iterator[None]:
+def show_progress(unit: str = "tokens", *, is_hidden: bool = False) -> Iterator[None]:
     """Show a progress bar for scoring, if stderr is a terminal and this is the first process."""
     from zipflm.data.prepare import progress_bar
     from zipflm.evaluation.progress import on_progress
 
-    if not is_first_process():
+    if is_hidden or not is_first_process():
         yield
         return
-    with progress_bar("tokens") as report, on_progress(report):
+    with progress_bar(unit) as report, on_progress(report):
         yield
 
 
@@ -251,10 +251,7 @@ Checkpoint = Annotated[
     Option(help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"),
 ]
 Recipe = Annotated[
-    str,
-    Option(
-        help="Training recipe: paper (preset unchanged) or modern (Muon, rotary positions, ...)."
-    ),
+    str, Option(help="Training recipe: paper (preset unchanged) or modern (Muon, rotary, ...).")
 ]
 Block = Annotated[int | None, Option(help="Block length in tokens.", show_default="from the run")]
 Context = Annotated[

@@ -49,27 +49,20 @@ def prepare(
     texts: Annotated[
         list[str] | None,
         Argument(
-            help="Training text: files, quoted globs, URLs or - for stdin. Can be compressed "
-            "(.gz, .bz2, .xz, .zst)."
+            help="Training text: files (also .gz, .bz2, .xz, .zst), globs, URLs or - for stdin."
         ),
     ] = None,
     *,
     out: Annotated[str, Option(help="Data folder to create.")],
     corpus: Annotated[
         str | None,
-        Option(
-            help="Download a corpus instead: state-of-the-union, wikitext-2, wikitext-103 or "
-            "billion-word."
-        ),
+        Option(help="Use a corpus: state-of-the-union, wikitext-2, wikitext-103 or billion-word."),
     ] = None,
     valid: Annotated[list[str] | None, Option(help="Validation text. Can be repeated.")] = None,
     test: Annotated[list[str] | None, Option(help="Test text. Can be repeated.")] = None,
     ids: Annotated[
         list[str] | None,
-        Option(
-            help="Training sequences of integers instead of text: .npy, .npz or text files. Can "
-            "be repeated."
-        ),
+        Option(help="Sequences of integers instead of text: .npy, .npz or text. Can be repeated."),
     ] = None,
     names: Annotated[
         str | None, Option(help="With --ids: file of names, one per line, for 0, 1, 2, ...")

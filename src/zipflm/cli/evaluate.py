@@ -55,10 +55,7 @@ def evaluate(
     ctx: typer.Context,
     runs: Annotated[
         list[str],
-        Argument(
-            help="A run folder or one of its checkpoints; or several files from `zipflm score`, "
-            "for the perplexity of their averaged probabilities."
-        ),
+        Argument(help="A run or checkpoint; or several files from `zipflm score` to average."),
     ],
     *,
     data: Annotated[str | None, Option(help="Data folder to score.")] = None,
@@ -177,8 +174,7 @@ def compare(
     preset: Annotated[
         str,
         Option(
-            help="Models to train: all of a dataset, e.g. demo or billion-word/large, or one, "
-            "e.g. demo/SM. `zipflm info` lists them."
+            help="Models to train, e.g. demo, billion-word/large or demo/SM; see `zipflm info`."
         ),
     ],
     out: Annotated[str, Option(help="Study folder to create or continue.")],
@@ -204,10 +200,7 @@ def compare(
     ] = None,
     memory: Annotated[
         list[str] | None,
-        Option(
-            help="Also score every model with this cache, e.g. cache:2000, in an extra row. Can "
-            "be repeated."
-        ),
+        Option(help="Also score every model with this cache, e.g. cache:2000. Can be repeated."),
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only list the models to train and the estimated time.")
@@ -259,22 +252,18 @@ def report(
     runs: Annotated[
         list[str],
         Argument(
-            help="Run folders or checkpoints; or a study folder, to write its report again to "
-            "--out."
+            help="Run folders or checkpoints; or one study folder, to write its report again."
         ),
     ],
     *,
     data: Annotated[
         str | None,
-        Option(help="Data folder, required for a report. BPE models use its subfolder bpe/."),
+        Option(help="Data folder, required for a report; BPE models use its subfolder bpe/."),
     ] = None,
     out: Annotated[str | None, Option(help="Folder to write to, required for a report.")] = None,
     curves: Annotated[
         str | None,
-        Option(
-            help="Plot training curves to this file, .png, .svg or .pdf. Does not need --data or "
-            "--out."
-        ),
+        Option(help="Plot training curves to this .png, .svg or .pdf file; needs no other option."),
     ] = None,
     x: Annotated[str, Option(help="x axis of --curves: update or seconds.")] = "update",
     context_sizes: Annotated[

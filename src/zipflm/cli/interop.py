@@ -66,10 +66,7 @@ def export(
 def import_(
     source: Annotated[
         str,
-        Argument(
-            help="A transformers folder, from `zipflm export` or save_pretrained; or a fairseq "
-            "language model, *.pt."
-        ),
+        Argument(help="A folder from `zipflm export` or save_pretrained, or a fairseq *.pt file."),
     ],
     out: Annotated[str, Argument(help="Run folder to create.")],
     *,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -27,6 +26,7 @@ from zipflm.cli.app import (
     echo,
     echo_stderr,
     print_error,
+    show_progress,
     split_commas,
 )
 from zipflm.messages import lines as printable_lines
@@ -43,8 +43,7 @@ def score(
     texts: Annotated[
         list[str] | None,
         Argument(
-            help="Text files or quoted globs. Can be compressed (.gz, .bz2, .xz, .zst).",
-            show_default="stdin",
+            help="Text files (also .gz, .bz2, .xz, .zst) or quoted globs.", show_default="stdin"
         ),
     ] = None,
     *,
@@ -87,9 +86,7 @@ def score(
 
     With --json, every row is a line of JSON.
     """
-    from zipflm.data.prepare import progress_bar
     from zipflm.data.text import expand
-    from zipflm.evaluation.progress import on_progress
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
 
@@ -119,8 +116,7 @@ def score(
         memory=memory or (),
     )
     # A progress bar would overwrite rows on the same terminal.
-    bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
-    with bar as report, on_progress(report):
+    with show_progress(is_hidden=sys.stdout.isatty()):
         for rows in score_files(lm, names, options):
             _write_rows(rows)
 
@@ -213,10 +209,7 @@ def generate(
 def rescore(
     run: Run,
     nbest: Annotated[
-        str,
-        Argument(
-            help="File of n-best lists, or - for stdin. Can be compressed (.gz, .bz2, .xz, .zst)."
-        ),
+        str, Argument(help="File of n-best lists (also .gz, .bz2, .xz, .zst), or - for stdin.")
     ],
     *,
     format: Annotated[
@@ -236,10 +229,7 @@ def rescore(
     ] = None,
     reference: Annotated[
         str | None,
-        Option(
-            help="File of reference transcripts. The weights are tuned for the lowest word error "
-            "rate."
-        ),
+        Option(help="Reference transcripts; weights are tuned for the lowest word error rate."),
     ] = None,
     tune: Annotated[
         list[str] | None,
@@ -254,9 +244,7 @@ def rescore(
     ] = None,
     costs: Annotated[
         list[str] | None,
-        Option(
-            help="For kaldi: files with a cost (negative score) per hypothesis, e.g. ac=1.acwts."
-        ),
+        Option(help="For kaldi: files with a cost per hypothesis, e.g. ac=1.acwts."),
     ] = None,
     encoding: Encoding = "utf-8",
     name: Annotated[str, Option(help="Name of the model's score in the output.")] = "lm",
@@ -279,8 +267,6 @@ def rescore(
 
     With --reference, the weights are tuned on these lists and printed on stderr.
     """
-    from zipflm.data.prepare import progress_bar
-    from zipflm.evaluation.progress import on_progress
     from zipflm.language import rescore_command as library
     from zipflm.language.rescoring import Results, parse_weights
 
@@ -297,8 +283,7 @@ def rescore(
         results=Results(out=out, scores_out=scores_out, one_best=one_best),
     )
     to_terminal = out in (None, "-") and sys.stdout.isatty()
-    bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
-    with cleanup_on_sigterm(), bar as report, on_progress(report):
+    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=to_terminal):
         library.rescore_file(
             nbest,
             options,

@@ -22,7 +22,7 @@ from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.load import load_run
 from zipflm.settings import from_dict, load_object
 from zipflm.storage import report_full_disk, sole_writer
-from zipflm.studies.compare import FULL_DISK_REMEDY, data_facts, scored_splits, split_text
+from zipflm.studies.compare import FULL_DISK_REMEDY, scored_splits, split_text
 from zipflm.studies.members import (
     StudyMember,
     make_member,
@@ -37,6 +37,7 @@ from zipflm.studies.plan import (
     open_words,
     require_comparable,
 )
+from zipflm.studies.protocol import describe_data
 from zipflm.studies.report import TABLE, require_report_folder, write_report
 from zipflm.studies.study import ContextScore, Study, Tried, build_study
 from zipflm.training import distributed
@@ -65,7 +66,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
                 split_text(words, splits[-1]),
                 title=table["title"],
                 dataset=table["dataset"],
-                facts=table["facts"],
+                protocol=table["protocol"],
                 tried=[from_dict(Tried, entry) for entry in table["tried"]],
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -143,7 +144,7 @@ def analyze(
                 split_text(words, splits[-1]),
                 title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
                 dataset=dataset_of_paper([plan.config for plan, _ in opened_runs]),
-                facts=data_facts(words),
+                protocol=describe_data(words),
                 contexts=contexts,
             )
             if process.is_first:

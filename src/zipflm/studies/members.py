@@ -206,9 +206,9 @@ def _key(
 
 def _save(path: Path, key: dict[str, Any], scores: WordScores) -> None:
     path.parent.mkdir(exist_ok=True)
-    facts = json.dumps({"key": key, "protocol": to_dict(scores.protocol)})
+    metadata = json.dumps({"key": key, "protocol": to_dict(scores.protocol)})
     with atomic_write(path) as unfinished:
-        np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
+        np.savez(unfinished, nll=scores.nll, facts=np.array(metadata))
 
 
 def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
@@ -223,15 +223,15 @@ def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScore
 def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
     require_file(path)
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        facts, nll = load_object(str(archive["facts"])), archive["nll"]
-    protocol = from_dict(ScoringProtocol, facts["protocol"])
+        metadata, nll = load_object(str(archive["facts"])), archive["nll"]
+    protocol = from_dict(ScoringProtocol, metadata["protocol"])
     counts = (protocol.tokens, protocol.words, protocol.unk)
     matches = counts == (split.tokens, split.words, split.unknown)
     if not matches or nll.dtype != np.float64 or nll.shape != (split.words,):
         raise ValueError("damaged, or the scores of another split")
     if not np.isfinite(nll).all() or nll.min() < -_ROUNDING:
         raise ValueError("damaged: contains invalid losses")
-    return facts["key"], WordScores(nll, protocol)
+    return metadata["key"], WordScores(nll, protocol)
 
 
 def make_member(
@@ -282,17 +282,20 @@ def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
     ids, text = np.asarray(plan.data.tokens(split).ids), plan.data.split(split)
     model = load_run(plan.run.choose("newest").path).model
     speed = streaming_speed(model, ids, plan.config.batches.eval_block)
-    facts = {"checkpoint": scored.checkpoint, "words_per_second": speed * text.words / text.tokens}
-    atomic_write_text(plan.run.path / SCORES / _STREAMING, json.dumps(facts))
+    content = {
+        "checkpoint": scored.checkpoint,
+        "words_per_second": speed * text.words / text.tokens,
+    }
+    atomic_write_text(plan.run.path / SCORES / _STREAMING, json.dumps(content))
 
 
 def _saved_streaming_speed(run: Path, scored: ScoredRun | None) -> float | None:
     try:
-        facts = load_object(read_file(run / SCORES / _STREAMING))
+        content = load_object(read_file(run / SCORES / _STREAMING))
     except (OSError, ValueError):
         return None
-    is_same = scored is not None and facts.get("checkpoint") == scored.checkpoint
-    return float(facts["words_per_second"]) if is_same else None
+    is_same = scored is not None and content.get("checkpoint") == scored.checkpoint
+    return float(content["words_per_second"]) if is_same else None
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:

@@ -228,7 +228,7 @@ def to_json(study: Study) -> dict[str, Any]:
         "dataset": study.dataset,
         "split": study.split,
         "reference": study.reference,
-        "facts": study.facts,
+        "protocol": study.protocol,
         "rows": [
             {column.key: column.value(row) for column in table_columns}
             | {

@@ -208,7 +208,7 @@ class Study:
     previous_bins: tuple[FrequencyBin, ...]
     words: Mapping[str, WordLists]
     vocabulary: Vocabulary
-    facts: Mapping[str, str]
+    protocol: Mapping[str, str]
     """Entries of the report's Protocol section: data, settings and machine."""
     blocks: TextBlocks
     intervals: Mapping[str, Interval]
@@ -295,7 +295,7 @@ def build_study(
     *,
     title: str,
     dataset: str,
-    facts: Mapping[str, str],
+    protocol: Mapping[str, str],
     contexts: Sequence[ContextScore] = (),
     tried: Sequence[Tried] = (),
 ) -> Study:
@@ -328,7 +328,7 @@ def build_study(
             if label != reference
         },
         vocabulary=text.vocabulary,
-        facts={**facts, **_trained_with(members)},
+        protocol={**protocol, **_trained_with(members)},
         blocks=sample.blocks,
         intervals=_perplexities(everything),
         known_intervals=_perplexities(known),

@@ -292,7 +292,7 @@ def paper_pairs(study: Study) -> Grid:
     )
 
 
-def protocol(study: Study) -> Grid:
+def scoring(study: Study) -> Grid:
     """Return the scoring protocol: one row per model, seed and split."""
     found = [
         {"model": row.label, "seed": member.seed, "split": split}

@@ -87,11 +87,11 @@ def lead(study: Study) -> str:
         unfinished(study) if study.missing else "1 model" if total == 1 else f"{total} models",
         f"{' to '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''} each",
         f"{tokens:,} words of the {study.split} set",
-        *(str(value) for key, value in study.facts.items() if key in ("data", "training")),
+        *(str(value) for key, value in study.protocol.items() if key in ("data", "training")),
     ]
     text = ", ".join(parts) + "."
-    if "held equal" in study.facts:
-        text += f" Equal for all models: {study.facts['held equal']}."
+    if "held equal" in study.protocol:
+        text += f" Equal for all models: {study.protocol['held equal']}."
     if changes := _differences_from_paper(study):
         text += f" Different from the paper: {join(changes)}."
     if study.differences and not all(pair.has_all_seeds for pair in study.differences):
