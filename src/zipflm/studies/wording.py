@@ -15,7 +15,7 @@ from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
 from zipflm.studies.findings import paper_dataset, summary
 from zipflm.studies.statistics import FEW_BLOCKS
 from zipflm.studies.study import ModelRow, Study
-from zipflm.studies.tables import bin_loss, duration, millions, number
+from zipflm.studies.tables import duration, millions, number
 from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS
 
 PAIRS_CAPTION = (
@@ -30,7 +30,6 @@ CONTEXT_CAPTION = (
     "The first tokens of every block are only context and are not scored, so that every scored "
     "token has at least this many tokens before it."
 )
-_ONE_SEED = "intervals cover the variation between texts, but not between seeds."
 
 
 def headline(study: Study) -> str:
@@ -95,7 +94,10 @@ def lead(study: Study) -> str:
     if changes := _differences_from_paper(study):
         text += f" Different from the paper: {join(changes)}."
     if study.differences and not all(pair.has_all_seeds for pair in study.differences):
-        text += f" One seed per model: {_ONE_SEED}"
+        text += (
+            " One seed per model: intervals cover the variation between texts, but not between "
+            "seeds."
+        )
     return text
 
 
@@ -123,7 +125,7 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
         return []
     best = study.ranked[0]
     small = min(study.finished, key=lambda row: row.num_params)
-    found = [
+    figures = [
         (number(study.headline(best).mean), best.label, f"lowest {study.headline_name}"),
         (millions(small.num_params), small.label, "fewest parameters"),
     ]
@@ -131,29 +133,27 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
     if times and not any(row.doubts for row in study.finished):
         fast = min(times, key=lambda label: times[label])
         description = "shortest training time, without compilation"
-        found.append((duration(times[fast]), fast, description))
+        figures.append((duration(times[fast]), fast, description))
     if rare := rarest(study.word_bins):
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
         description = (
             f"lowest loss on words seen {rare.name.replace('-', ' to ')} times in training"
         )
-        found.append((f"{loss:.2f}", label, description))
-    return found
+        figures.append((f"{loss:.2f}", label, description))
+    return figures
 
 
 def findings(study: Study) -> list[str]:
     """Return the sentences below the comparison table."""
-    found = [
+    sentences = [
         f"{row.label} has no result for some seeds: {row.problem}."
         for row in study.finished
         if row.problem
     ]
-    found += [f"{row.label} {doubt}." for row in study.rows for doubt in row.doubts]
+    sentences += [f"{row.label} {doubt}." for row in study.rows for doubt in row.doubts]
     if len(study.finished) > 1 and not study.missing:
-        found += _extremes("On words", study.word_bins)
-        found += _extremes("After words", study.previous_bins)
-        found.append(_chance(study))
-    return found
+        sentences.append(_about_intervals(study))
+    return sentences
 
 
 def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
@@ -161,29 +161,17 @@ def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
     return next((b for b in bins if b.name in (RARE, "11-100") and b.tokens), None)
 
 
-def _extremes(prefix: str, bins: Sequence[FrequencyBin]) -> list[str]:
-    b = rarest(bins)
-    if b is None:
-        return []
-    ranked = sorted((loss, label) for label, loss in b.loss.items() if loss is not None)
-    best, worst = ranked[0][1], ranked[-1][1]
-    return [
-        f"{prefix} seen {b.name.replace('-', ' to ')} times in training, {best} has the lowest "
-        f"loss, {bin_loss(b, best)} nats, and {worst} the highest, {bin_loss(b, worst)}."
-    ]
-
-
-def _chance(study: Study) -> str:
+def _about_intervals(study: Study) -> str:
     pairs = len(study.differences)
     if not pairs:
         return "The text is too short for intervals."
-    text = "Each interval has a confidence level of 95% by itself."
-    if pairs > 1:
-        num_false = max(1, round(pairs / 20))
-        text += (
-            f" If the models did not differ, about {num_false} of {pairs} pairs would still look "
-            "significant."
-        )
+    seeds = min(len(row.scored) for row in study.finished)
+    text = (
+        f"Intervals cover the variation between texts and between the {seeds} seeds."
+        if seeds > 1
+        else "Intervals cover only the variation between texts; another seed could change the "
+        "order of models with similar results."
+    )
     if missing := math.comb(len(study.finished), 2) - pairs:
         text += (
             f" {missing} of {pairs + missing} pairs have no interval, because their difference "
@@ -191,13 +179,7 @@ def _chance(study: Study) -> str:
         )
     if len(study.blocks) < FEW_BLOCKS:
         text += f" With only {len(study.blocks)} blocks of text, intervals are wide and imprecise."
-    seeds = min(len(row.scored) for row in study.finished)
-    if seeds > 1:
-        return f"{text} Intervals cover the variation between texts and between the {seeds} seeds."
-    return (
-        f"{text} Intervals cover only the variation between texts; another seed could change the "
-        "order of models with similar results."
-    )
+    return text
 
 
 def caption(study: Study) -> str:
@@ -241,12 +223,9 @@ def interval_caption(study: Study) -> str:
 
 
 def paper_caption(study: Study) -> str:
-    text = (
+    return (
         f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
         f"the change in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
         "pair of models is compared; the better one in the paper comes first. Rare words occur "
         f"{RARE.replace('-', ' to ')} times in training. Summary: {summary(study)}."
     )
-    if not all(pair.has_all_seeds for pair in study.differences):
-        text += f" With one seed, {_ONE_SEED}"
-    return text
