@@ -42,9 +42,9 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. Usage errors become a ValueError."""
-        exits = options.pop("standalone_mode", True)
+        exits = options.get("standalone_mode", True)
         try:
-            status = super().main(*args, standalone_mode=False, **options)
+            status = super().main(*args, **options | {"standalone_mode": False})
         except Exception as error:
             # Recent typer releases bundle click, so the error classes have no common base.
             if not hasattr(error, "format_message"):
@@ -229,11 +229,11 @@ def _size(text: str) -> int:
     >>> _size("2.5M"), _size("40_000")
     (2500000, 40000)
     """
-    found = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", str(text).strip().lower())
-    digits = "" if found is None else found[1].replace("_", "").replace(",", "")
-    if found is None or digits[:1] in ("", "."):
+    match = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", str(text).strip().lower())
+    digits = "" if match is None else match[1].replace("_", "").replace(",", "")
+    if match is None or digits[:1] in ("", "."):
         raise typer.BadParameter(f"{unquoted(text)}: write a number, e.g. 5000000, 5M or 500k")
-    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[found[2]])
+    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]])
 
 
 def Size(help: str, default: str | None = None) -> Any:

@@ -159,8 +159,8 @@ def _open_runs(
     """Open runs and their checkpoints. A run is labeled by its factorization if that is unique,
     else by the name of its folder.
     """
-    found = [locate(path, choice) for path in paths]
-    configs = [checkpoint.config() for _, checkpoint in found]
+    located = [locate(path, choice) for path in paths]
+    configs = [checkpoint.config() for _, checkpoint in located]
     for config in configs:
         require_comparable(config)
     kinds = [config.factorization(config.batches.unit) or config.name for config in configs]
@@ -187,7 +187,9 @@ def _open_runs(
             ),
             checkpoint,
         )
-        for (run, checkpoint), config, name, kind in zip(found, configs, names, kinds, strict=True)
+        for (run, checkpoint), config, name, kind in zip(
+            located, configs, names, kinds, strict=True
+        )
     ]
 
 

@@ -60,5 +60,5 @@ def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -
 
 def _points(lines: Sequence[LogLine], x: str) -> tuple[list[float], list[float]]:
     """Return x and y values, without lines whose perplexity is not finite."""
-    finite = [line for line in lines if line.perplexity is not None]
-    return [getattr(line, x) for line in finite], [float(line.perplexity) for line in finite]
+    points = [(getattr(line, x), line.perplexity) for line in lines if line.perplexity is not None]
+    return [x for x, _ in points], [y for _, y in points]

@@ -43,12 +43,12 @@ def paper_findings(study: Study) -> list[PaperFinding]:
     dataset = paper_dataset(study)
     rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
     tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
-    found = []
+    findings = []
     for model, other in combinations(sorted(tests, key=lambda label: tests[label]), 2):
         change = percent(math.log(tests[model] / tests[other]))
         numbers = f"{tests[model]:.2f} against {tests[other]:.2f}, {change}"
         pair = study.difference(model, other)
-        found.append(_finding("perplexity", model, other, numbers, pair, percent_of))
+        findings.append(_finding("perplexity", model, other, numbers, pair, percent_of))
     for measure, previous, differences in (
         ("loss on rare words", False, study.rare),
         ("loss after rare words", True, study.after_rare),
@@ -60,8 +60,8 @@ def paper_findings(study: Study) -> list[PaperFinding]:
             numbers = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
             numbers = numbers.replace("-", "\u2212")
             pair = find_difference(differences, model, other)
-            found.append(_finding(measure, model, other, numbers, pair, nats_of))
-    return found
+            findings.append(_finding(measure, model, other, numbers, pair, nats_of))
+    return findings
 
 
 def _finding(

@@ -130,11 +130,11 @@ def score_run(
     options: ScoringOptions,
     share: Share = ALONE,
 ) -> ScoredRun:
-    found = {}
+    by_split = {}
     for split in splits:
         scores = score_split(run, data, split, options, share=share).scores
-        found[split] = WordScores(scores.words(), scores.protocol)
-    return ScoredRun(run.checkpoint.name, found)
+        by_split[split] = WordScores(scores.words(), scores.protocol)
+    return ScoredRun(run.checkpoint.name, by_split)
 
 
 def score_once(
@@ -148,7 +148,7 @@ def score_once(
     the same. The first process saves the scores in the run folder.
     """
     checkpoint = share.run_on_all(lambda: RunFolder(run).choose("newest"))
-    found: dict[str, WordScores] = {}
+    by_split: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
         path = _scores_path(run, split, options.memory)
@@ -160,15 +160,15 @@ def score_once(
             saved = score_run(loaded, data, [split], options, share).splits[split]
             is_first = share.rank == 0
             share.run_on_all(partial(_save, path, key, saved) if is_first else lambda: None)
-        found[split] = saved
-    return ScoredRun(checkpoint.name, found)
+        by_split[split] = saved
+    return ScoredRun(checkpoint.name, by_split)
 
 
 def saved_scores(
     run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
 ) -> ScoredRun:
     """Read the saved scores of a run. Raises ValueError if they are missing or of another text."""
-    found: dict[str, WordScores] = {}
+    by_split: dict[str, WordScores] = {}
     names = set()
     for split in splits:
         data.verify(split)
@@ -180,10 +180,10 @@ def saved_scores(
         if (key["text"], key["vocabulary"]) != (text.sha256, data.vocabulary.hash):
             raise ValueError(f"{path}: its text or vocabulary differs from {data.path}")
         names.add(key["checkpoint"])
-        found[split] = scores
+        by_split[split] = scores
     if len(names) != 1:
         raise ValueError(f"{run / SCORES}: scores of different checkpoints: {', '.join(names)}")
-    return ScoredRun(names.pop(), found)
+    return ScoredRun(names.pop(), by_split)
 
 
 def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
@@ -252,8 +252,8 @@ def make_member(
         checkpoint=scored.checkpoint if scored else None,
         config=plan.config,
         scores={
-            name: split_score(found.nll, np.asarray(words.tokens(name).ids), found.protocol)
-            for name, found in scores.items()
+            name: split_score(score.nll, np.asarray(words.tokens(name).ids), score.protocol)
+            for name, score in scores.items()
         },
         nll=scores[split].nll if split in scores else None,
         curve=curve(log),

@@ -268,10 +268,10 @@ def cutoffs(text: str) -> tuple[int, ...]:
     """
     sizes = []
     for part in text.lower().split("/"):
-        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
-        if found is None:
+        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
+        if match is None:
             raise ValueError(f"bands={quoted(text)}: write words per band, e.g. 5k/155k/100k")
-        sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
+        sizes.append(round(float(match[1]) * (1000 if match[2] else 1)))
     if len(sizes) < 2 or min(sizes) < 1:
         raise ValueError(f"bands={quoted(text)}: give at least two bands of at least one word")
     return tuple(accumulate(sizes[:-1]))

@@ -229,10 +229,10 @@ class Estimate:
         """None if the text has too few blocks or sources."""
         if self.num_blocks < _MIN_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
             return None
-        found = _explain(self.residuals, self.num_blocks)
-        if found is None:
+        explained = _explain(self.residuals, self.num_blocks)
+        if explained is None:
             return None
-        weights, text, degrees = found
+        weights, text, degrees = explained
         variance = text + sum(part for part, _ in self.seeds)
         reach = 0.0
         if variance.any():
@@ -376,7 +376,7 @@ class Sample:
     ) -> tuple[FrequencyBin, ...]:
         """Add intervals to bins. `groups` has the word that decides the bin of each word."""
         indices = bin_indices(groups, self._counts)
-        found = []
+        with_ends = []
         for b in bins:
             estimates = self.estimates(indices == BIN_NAMES.index(b.name))
             differences = {
@@ -384,8 +384,8 @@ class Sample:
                 for label, estimate in estimates.items()
                 if label != self._reference
             }
-            found.append(replace(b, interval=_ends(estimates), difference=_ends(differences)))
-        return tuple(found)
+            with_ends.append(replace(b, interval=_ends(estimates), difference=_ends(differences)))
+        return tuple(with_ends)
 
 
 def _ends(estimates: Mapping[str, Estimate]) -> dict[str, Ends]:

@@ -265,8 +265,8 @@ class Study:
 
     def is_better(self, label: str, other: str) -> bool:
         """Return whether the interval of the difference is below zero."""
-        found = self.difference(label, other)
-        return found is not None and found.nats.high < 0
+        difference = self.difference(label, other)
+        return difference is not None and difference.nats.high < 0
 
     @cached_property
     def tied_with_best(self) -> tuple[str, ...]:
@@ -277,11 +277,11 @@ class Study:
 
 def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
     """Return `label` minus `other` from differences that list each pair once."""
-    for found in differences:
-        if (found.label, found.other) == (label, other):
-            return found
-        if (found.other, found.label) == (label, other):
-            return found.reversed
+    for difference in differences:
+        if (difference.label, difference.other) == (label, other):
+            return difference
+        if (difference.other, difference.label) == (label, other):
+            return difference.reversed
     return None
 
 
@@ -369,13 +369,13 @@ def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
 
 
 def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
-    found = []
+    differences = []
     for (label, ours), (other, theirs) in combinations(estimates.items(), 2):
         difference = ours - theirs
         if (nats := difference.interval) is not None:
             seeds = difference.has_all_seeds
-            found.append(Difference(label=label, other=other, nats=nats, has_all_seeds=seeds))
-    return tuple(found)
+            differences.append(Difference(label=label, other=other, nats=nats, has_all_seeds=seeds))
+    return tuple(differences)
 
 
 def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:

@@ -52,7 +52,7 @@ PAPER = "the paper's"
 
 def columns(study: Study) -> list[Column]:
     """Return the columns of the comparison. Columns without values are left out."""
-    found = [
+    table_columns = [
         _text_column("model", lambda row: row.label),
         *_perplexity_columns(study),
         _number_column("all", "parameters", lambda row: row.num_params, millions),
@@ -70,13 +70,15 @@ def columns(study: Study) -> list[Column]:
         speed = _mean_column(
             "words/s", "streaming_words_per_second", "{:,.0f}".format, group="streaming"
         )
-        found.append(speed)
+        table_columns.append(speed)
     if any(row.compiled is not None for row in study.rows):
         names = {None: EMPTY, True: "yes", False: "no"}
-        found.append(_text_column("compiled", lambda row: names[row.compiled], group="training"))
-    found.append(_text_column("input", lambda row: row.layers[0]))
-    found.append(_text_column("output", lambda row: row.layers[1]))
-    return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
+        table_columns.append(
+            _text_column("compiled", lambda row: names[row.compiled], group="training")
+        )
+    table_columns.append(_text_column("input", lambda row: row.layers[0]))
+    table_columns.append(_text_column("output", lambda row: row.layers[1]))
+    return table_columns + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
 
 
 def _text_column(title: str, text: Callable[[ModelRow], str], group: str = "") -> Column:
@@ -103,43 +105,45 @@ def _mean_column(
 
 
 def _time_columns(study: Study) -> list[Column]:
-    found = [_mean_column("time", "seconds", duration)]
+    time_columns = [_mean_column("time", "seconds", duration)]
     if any(row.mean("cpu_seconds") for row in study.rows):
-        found.append(_mean_column("CPU time", "cpu_seconds", duration))
+        time_columns.append(_mean_column("CPU time", "cpu_seconds", duration))
     if any(row.mean("compile_seconds") for row in study.rows):
-        found.append(_mean_column("compilation", "compile_seconds", duration))
-    return found
+        time_columns.append(_mean_column("compilation", "compile_seconds", duration))
+    return time_columns
 
 
 def _perplexity_columns(study: Study) -> list[Column]:
     """Return the ranking perplexity first, with its interval and the difference from the best."""
-    found = [_perplexity_column(study.split, known=study.is_mixed)]
+    perplexity_columns = [_perplexity_column(study.split, known=study.is_mixed)]
     if study.differences or study.intervals:
-        found.append(_interval_column(study))
+        perplexity_columns.append(_interval_column(study))
     if study.differences:
-        found.append(_distance_column(study))
+        perplexity_columns.append(_distance_column(study))
     if study.has_unknown:
-        found.append(_perplexity_column(study.split, known=not study.is_mixed))
+        perplexity_columns.append(_perplexity_column(study.split, known=not study.is_mixed))
     others = dict.fromkeys(split for row in study.rows for split in row.perplexity)
-    return found + [_perplexity_column(split) for split in others if split != study.split]
+    return perplexity_columns + [
+        _perplexity_column(split) for split in others if split != study.split
+    ]
 
 
 def _perplexity_column(split: str, *, known: bool = False) -> Column:
-    def found(row: ModelRow) -> SeedMean | None:
+    def seed_mean(row: ModelRow) -> SeedMean | None:
         return (row.known_perplexity if known else row.perplexity).get(split)
 
     def value(row: ModelRow) -> Value:
-        summary = found(row)
+        summary = seed_mean(row)
         return None if summary is None else summary.mean
 
     title = f"{split}, known words" if known else split
-    return Column(title, "perplexity", value, lambda row: spread(found(row)), ranks=True)
+    return Column(title, "perplexity", value, lambda row: spread(seed_mean(row)), ranks=True)
 
 
 def _interval_column(study: Study) -> Column:
     def shown(row: ModelRow, form: Callable[[float], str], empty: str | None) -> Any:
-        found = study.headline_interval(row)
-        return f"{form(found.low)} to {form(found.high)}" if found else empty
+        interval = study.headline_interval(row)
+        return f"{form(interval.low)} to {form(interval.high)}" if interval else empty
 
     return Column(
         "95% interval",
@@ -153,16 +157,16 @@ def _distance_column(study: Study) -> Column:
     best, tied = study.ranked[0].label, study.tied_with_best
 
     def value(row: ModelRow) -> Value:
-        found = study.difference(row.label, best)
-        return found.nats.as_perplexity.estimate - 1 if found else None
+        difference = study.difference(row.label, best)
+        return difference.nats.as_perplexity.estimate - 1 if difference else None
 
     def text(row: ModelRow) -> str:
         if row.label == best:
             return "lowest so far" if study.missing else "best"
-        found = study.difference(row.label, best)
-        if found is None:
+        difference = study.difference(row.label, best)
+        if difference is None:
             return "no interval" if row.perplexity else EMPTY
-        ratio = found.nats.as_perplexity
+        ratio = difference.nats.as_perplexity
         change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
         mark = ", not significant" if row.label in tied else ""
         return f"{change:+.1f}% ({low:.1f} to {high:.1f}){mark}"
@@ -215,11 +219,11 @@ def pairs(study: Study) -> Grid:
     labels = [row.label for row in study.ranked]
 
     def cell(label: str, other: str) -> str:
-        found = study.difference(label, other)
-        if found is None:
+        difference = study.difference(label, other)
+        if difference is None:
             return "" if label == other else EMPTY
-        text = percent_of(found.nats)
-        return f"**{text}**" if found.nats.excludes_zero else text
+        text = percent_of(difference.nats)
+        return f"**{text}**" if difference.nats.excludes_zero else text
 
     return Grid(["", *labels], [[a, *(cell(a, b) for b in labels)] for a in labels])
 
@@ -294,7 +298,7 @@ def paper_pairs(study: Study) -> Grid:
 
 def scoring(study: Study) -> Grid:
     """Return the scoring protocol: one row per model, seed and split."""
-    found = [
+    entries = [
         {"model": row.label, "seed": member.seed, "split": split}
         | {"checkpoint": member.checkpoint or EMPTY}
         | {key.replace("_", " "): value for key, value in score.protocol.by_name().items()}
@@ -303,8 +307,8 @@ def scoring(study: Study) -> Grid:
         for member in row.members
         for split, score in member.scores.items()
     ]
-    names = list(dict.fromkeys(name for row in found for name in row))
-    values = [[row.get(name, EMPTY) for name in names] for row in found]
+    names = list(dict.fromkeys(name for row in entries for name in row))
+    values = [[row.get(name, EMPTY) for name in names] for row in entries]
     rows = [[f"{v:,}" if type(v) is int else str(v) for v in row] for row in values]
     return Grid(names, rows)
 
