@@ -14,7 +14,7 @@ from zipflm.studies.wording import paper_caption
 
 def with_difference(study, label, other, low, high):
     nats = Interval(estimate=(low + high) / 2, low=low, high=high)
-    pair = Difference(label=label, other=other, nats=nats, has_all_seeds=False)
+    pair = Difference(label=label, other=other, nats=nats)
     return replace(study, differences=(pair,))
 
 

@@ -211,8 +211,6 @@ class Estimate:
     """Effective number of blocks; less than their number if their sizes differ."""
     seeds: tuple[tuple[float, int], ...]
     """Variance over seeds and its degrees of freedom, for every model with several seeds."""
-    has_all_seeds: bool
-    """Whether all models have several seeds."""
 
     def __sub__(self, other: Estimate) -> Estimate:
         """Paired difference: both are measured on the same blocks."""
@@ -221,7 +219,6 @@ class Estimate:
             self.residuals - other.residuals,
             min(self.num_blocks, other.num_blocks),
             self.seeds + other.seeds,
-            self.has_all_seeds and other.has_all_seeds,
         )
 
     @property
@@ -250,14 +247,13 @@ def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
         # A large block pulls the mean towards its own value.
         residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
         num_blocks = 1 / (shares @ shares)
-    has_several = len(by_seed) > 1
-    variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if has_several else 0.0
+    num_seeds = len(by_seed)
+    variance = float(np.var(by_seed, ddof=1)) / num_seeds if num_seeds > 1 else 0.0
     return Estimate(
         float(np.mean(by_seed)),
         residuals,
         float(num_blocks),
-        ((variance, len(by_seed) - 1),) if variance > 0 else (),
-        has_several,
+        ((variance, num_seeds - 1),) if variance > 0 else (),
     )
 
 

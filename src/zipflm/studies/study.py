@@ -172,8 +172,6 @@ class Difference:
     other: str
     nats: Interval
     """Mean loss of `label` minus that of `other`; negative if `label` is better."""
-    has_all_seeds: bool
-    """Whether both rows have several seeds, so that the interval includes their variance."""
 
     @property
     def reversed(self) -> Difference:
@@ -371,10 +369,8 @@ def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
 def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
     differences = []
     for (label, ours), (other, theirs) in combinations(estimates.items(), 2):
-        difference = ours - theirs
-        if (nats := difference.interval) is not None:
-            seeds = difference.has_all_seeds
-            differences.append(Difference(label=label, other=other, nats=nats, has_all_seeds=seeds))
+        if (nats := (ours - theirs).interval) is not None:
+            differences.append(Difference(label=label, other=other, nats=nats))
     return tuple(differences)
 
 

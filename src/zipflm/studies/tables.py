@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -33,6 +33,8 @@ class Column:
     is_number: bool = True
     ranks: bool = False
     """Whether to mark the lowest value as the best."""
+    is_optional: bool = False
+    """Whether to leave the column out if it has no values."""
 
     @property
     def name(self) -> str:
@@ -51,8 +53,8 @@ PAPER = "the paper's"
 
 
 def columns(study: Study) -> list[Column]:
-    """Return the columns of the comparison. Columns without values are left out."""
-    table_columns = [
+    """Return the columns of the comparison. Optional columns without values are left out."""
+    columns = [
         _text_column("model", lambda row: row.label),
         *_perplexity_columns(study),
         _number_column("all", "parameters", lambda row: row.num_params, millions),
@@ -62,27 +64,27 @@ def columns(study: Study) -> list[Column]:
         ),
         _mean_column("updates", "updates", "{:,.0f}".format, group=""),
         _mean_column("words seen", "words_seen", "{:,.0f}".format, group=""),
-        *_time_columns(study),
+        _mean_column("time", "seconds", duration),
+        _mean_column("CPU time", "cpu_seconds", duration, is_optional=True),
+        _mean_column("compilation", "compile_seconds", duration, is_optional=True),
         _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format),
         _number_column("memory", "training", lambda row: row.memory, memory),
+        _mean_column(
+            "words/s",
+            "streaming_words_per_second",
+            "{:,.0f}".format,
+            group="streaming",
+            is_optional=True,
+        ),
+        _text_column("input", lambda row: row.layers[0]),
+        _text_column("output", lambda row: row.layers[1]),
     ]
-    if any(row.mean("streaming_words_per_second") for row in study.rows):
-        speed = _mean_column(
-            "words/s", "streaming_words_per_second", "{:,.0f}".format, group="streaming"
-        )
-        table_columns.append(speed)
-    if any(row.compiled is not None for row in study.rows):
-        names = {None: EMPTY, True: "yes", False: "no"}
-        table_columns.append(
-            _text_column("compiled", lambda row: names[row.compiled], group="training")
-        )
-    table_columns.append(_text_column("input", lambda row: row.layers[0]))
-    table_columns.append(_text_column("output", lambda row: row.layers[1]))
-    return table_columns + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
+    columns += _paper_columns(study) if any(row.paper for row in study.rows) else []
+    return [c for c in columns if not c.is_optional or any(c.value(row) for row in study.rows)]
 
 
-def _text_column(title: str, text: Callable[[ModelRow], str], group: str = "") -> Column:
-    return Column(title, group, text, text, is_number=False)
+def _text_column(title: str, text: Callable[[ModelRow], str]) -> Column:
+    return Column(title, "", text, text, is_number=False)
 
 
 def _number_column(
@@ -99,18 +101,15 @@ def _number_column(
 
 
 def _mean_column(
-    title: str, field: str, text: Callable[[Any], str], *, group: str = "training"
+    title: str,
+    field: str,
+    text: Callable[[Any], str],
+    *,
+    group: str = "training",
+    is_optional: bool = False,
 ) -> Column:
-    return _number_column(title, group, lambda row: row.mean(field), text)
-
-
-def _time_columns(study: Study) -> list[Column]:
-    time_columns = [_mean_column("time", "seconds", duration)]
-    if any(row.mean("cpu_seconds") for row in study.rows):
-        time_columns.append(_mean_column("CPU time", "cpu_seconds", duration))
-    if any(row.mean("compile_seconds") for row in study.rows):
-        time_columns.append(_mean_column("compilation", "compile_seconds", duration))
-    return time_columns
+    column = _number_column(title, group, lambda row: row.mean(field), text)
+    return replace(column, is_optional=is_optional)
 
 
 def _perplexity_columns(study: Study) -> list[Column]:

@@ -93,7 +93,7 @@ def lead(study: Study) -> str:
         text += f" Equal for all models: {study.protocol['held equal']}."
     if changes := _differences_from_paper(study):
         text += f" Different from the paper: {join(changes)}."
-    if study.differences and not all(pair.has_all_seeds for pair in study.differences):
+    if study.differences and any(len(row.scored) == 1 for row in study.finished):
         text += (
             " One seed per model: intervals cover the variation between texts, but not between "
             "seeds."
