@@ -68,7 +68,7 @@ def test_rejects_context_sizes_that_fill_the_block(data, run, tmp_path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_of_one_factorization_are_labelled_by_folder(data, run, tmp_path):
+def test_runs_of_one_factorization_are_labeled_by_folder(data, run, tmp_path):
     copies = [shutil.copytree(run, tmp_path / name) for name in ("first", "second")]
     found = analyze(copies, data, tmp_path / "out", options=ON_CPU)
     assert [row.label for row in found.rows] == ["first", "second"]

@@ -84,7 +84,7 @@ def test_plots_against_seconds(drawn, tmp_path):
     assert lines == {"run, train": [[1.0, pytest.approx(E2)]], "run, valid 19.0": [[3.5, 19.0]]}
 
 
-def test_runs_with_equal_names_are_labelled_by_path(drawn, tmp_path):
+def test_runs_with_equal_names_are_labeled_by_path(drawn, tmp_path):
     runs = [write(tmp_path / name / "run", report(5, 1.0, 2.0)) for name in ("a", "b")]
     lines, _ = drawn(*runs, write(tmp_path / "other", report(5, 1.0, 2.0)))
     assert list(lines) == [f"{runs[0]}, train", f"{runs[1]}, train", "other, train"]

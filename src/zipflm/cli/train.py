@@ -45,7 +45,10 @@ def train(
         ),
     ] = False,
     keep: Annotated[
-        int, Option(min=0, help="Number of recent checkpoints to keep, besides the best (0: all).")
+        int,
+        Option(
+            min=0, help="Number of recent checkpoints to keep, in addition to the best (0: all)."
+        ),
     ] = 3,
     other_text: Annotated[
         bool, Option("--other-text", help="With --resume: allow a different training text.")

@@ -193,7 +193,7 @@ def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
 def _key(
     checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions
 ) -> dict[str, Any]:
-    """Return what identifies saved scores. The device is left out; it affects only rounding."""
+    """Return the values that identify saved scores. The device only affects rounding."""
     data.verify(split)
     return {
         "checkpoint": checkpoint.name,

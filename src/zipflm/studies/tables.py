@@ -330,7 +330,7 @@ def spread(summary: SeedMean | None) -> str:
 
 
 def millions(count: int) -> str:
-    """Format a parameter count. Large ones have as many digits as in the paper."""
+    """Format a parameter count. Large counts have one decimal, as in the paper."""
     if count >= 1_000_000:
         return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f}M"
     return f"{count / 1e3:.0f}K" if count >= 10_000 else f"{count:,}"

@@ -36,9 +36,9 @@ def headline(study: Study) -> str:
     """`ADP and ADP-T are best (170 and 172, no significant difference); SM follows, ...`"""
     if study.missing:  # a missing model could be the best
         return f"{unfinished(study)}; missing: {join(study.missing)}"
-    name, level = study.headline_name, study.tied_with_best
-    top = [row for row in study.ranked if row.label in level]
-    rest = [row for row in study.ranked if row.label not in level]
+    name, tied = study.headline_name, study.tied_with_best
+    top = [row for row in study.ranked if row.label in tied]
+    rest = [row for row in study.ranked if row.label not in tied]
     best = study.ranked[0]
     if len(study.ranked) == 1:
         return f"{best.label}: {name} {_number(study, best)}"
@@ -49,13 +49,13 @@ def headline(study: Study) -> str:
         )
     if not rest:
         return (
-            f"No significant difference between {join(level)}: {name} {_number(study, top[0])} to "
+            f"No significant difference between {join(tied)}: {name} {_number(study, top[0])} to "
             f"{_number(study, top[-1])}"
         )
     text = f"{best.label} is best, {name} {_number(study, best)}"
     if len(top) > 1:
         numbers = join([_number(study, row) for row in top])
-        text = f"{join(level)} are best ({numbers}, no significant difference)"
+        text = f"{join(tied)} are best ({numbers}, no significant difference)"
     text += f"; {rest[0].label} follows with {_number(study, rest[0])}"
     if len(rest) > 1:
         text += f", {rest[-1].label} is last with {_number(study, rest[-1])}"
