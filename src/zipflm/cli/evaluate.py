@@ -109,16 +109,7 @@ def evaluate(
     from zipflm.training import distributed
 
     if len(runs) > 1:
-        if folder := next(filter(os.path.isdir, runs), None):
-            raise ValueError(
-                f"{folder}: evaluate one run at a time; to average runs, score the same text with "
-                "each (zipflm score RUN TEXT > FILE) and evaluate these files"
-            )
-        for param in ctx.command.params:
-            source = ctx.get_parameter_source(param.name or "")
-            is_for_files = param.name in ("runs", "weights", "out", "as_json")
-            if source is not None and source.name == "COMMANDLINE" and not is_for_files:
-                raise ValueError(f"{param.opts[0]}: not for files of scores; leave it out")
+        _check_score_files(ctx, runs)
         _average(runs, weights, out, as_json)
         return
     if weights or out:
@@ -142,6 +133,20 @@ def evaluate(
         )
     if is_first_process():
         echo(result.as_json() if as_json else result.as_text())
+
+
+def _check_score_files(ctx: typer.Context, files: list[str]) -> None:
+    """Raise ValueError for folders, and for options that only apply to runs."""
+    if folder := next(filter(os.path.isdir, files), None):
+        raise ValueError(
+            f"{folder}: evaluate one run at a time; to average runs, score the same text with "
+            "each (zipflm score RUN TEXT > FILE) and evaluate these files"
+        )
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        is_for_files = param.name in ("runs", "weights", "out", "as_json")
+        if source is not None and source.name == "COMMANDLINE" and not is_for_files:
+            raise ValueError(f"{param.opts[0]}: not for files of scores; leave it out")
 
 
 def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
