@@ -133,29 +133,21 @@ def _show_paper(as_json: bool) -> None:
     from zipflm.presets import from_name
     from zipflm.studies.paper import MODELS
 
-    counts = [(model, from_name(model.preset).num_params()) for model in MODELS]
-    matches = [model.matches(count) for model, count in counts]
+    rows = []
+    for model in MODELS:
+        count = from_name(model.preset).num_params()
+        rows.append({**asdict(model), "parameters": count, "match": model.matches(count)})
     if as_json:
-        rows = [
-            {**asdict(model), "parameters": count, "match": model.matches(count)}
-            for model, count in counts
-        ]
         echo(json.dumps(rows, indent=1))
     else:
-        rows = [
-            {
-                "table": model.table,
-                "row": model.row,
-                "preset": model.preset,
-                "parameters": count,
-                "paper": f"{model.params}M",
-                "match": "yes" if model.matches(count) else "NO",
-            }
-            for model, count in counts
+        shown = [
+            {name: row[name] for name in ("table", "row", "preset", "parameters")}
+            | {"paper": f"{row['params']}M", "match": "yes" if row["match"] else "NO"}
+            for row in rows
         ]
-        _print(_table(rows))
-        echo(f"{sum(matches)} of {len(rows)} rows match the paper")
-    if not all(matches):
+        _print(_table(shown))
+        echo(f"{sum(row['match'] for row in rows)} of {len(rows)} rows match the paper")
+    if not all(row["match"] for row in rows):
         raise typer.Exit(1)
 
 
