@@ -15,7 +15,7 @@ def test_writes_all_files(tmp_path, monkeypatch):
     page = write_report(example.study_of(*members), tmp_path / "study")
     assert page == tmp_path / "study" / "report.html"
     names = {path.name for path in (tmp_path / "study").iterdir()}
-    tables = {"table.csv", "table.json"}
+    tables = {"table.csv", "table.json", "table.tex"}
     assert names == {"report.html", "report.md", "figures"} | tables
     written = list((tmp_path / "study" / "figures").iterdir())
     figures = {path.stem for path in written}

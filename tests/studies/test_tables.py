@@ -3,11 +3,12 @@
 import csv
 import json
 import math
+import re
 
 import pytest
 from studies import example_study as example
 
-from zipflm.studies.report import to_csv, to_json
+from zipflm.studies.report import to_csv, to_json, to_latex
 from zipflm.studies.study import SeedMean
 from zipflm.studies.tables import columns, duration, memory, millions, number, spread
 
@@ -83,3 +84,29 @@ def test_columns_of_the_paper_come_last():
 )
 def test_number_formats(text, expected):
     assert text == expected
+
+
+def test_latex_table_escapes_text():
+    hostile = "[a_b & 50 % \\input{x} #1 $y$ ~^ <|>"
+    members = [example.member("SM", 1), example.member("SM", 2), example.member(hostile, rank=1)]
+    study = example.study_of(*members)
+    comment, begin, *lines = to_latex(study, "two\nlines").splitlines()
+    assert comment == "% two lines" and lines[-1] == r"\end{tabular}"
+    columns = begin.removeprefix(r"\begin{tabular}{").removesuffix("}")
+    cells = [re.split(r"(?<!\\)&", line) for line in lines if line.endswith(r"\\")]
+    assert [len(row) for row in cells] == [len(columns)] * 3  # names, two models
+    assert cells[0][0].strip() == "model" and columns[0] == "l"
+    escaped = (
+        r"{[}a\_b \& 50 \% \textbackslash{}input\{x\} \#1 \$y\$ \textasciitilde{}"
+        r"\textasciicircum{} \textless{}\textbar{}\textgreater{}"
+    )
+    assert cells[2][0].strip() == escaped and r"$\pm$" in cells[1][1]
+    text = "\n".join(lines)
+    assert text.count(r"\textbf{") == 2  # one per split
+    assert set(re.findall(r"\\[a-z]+", text)) <= {
+        r"\toprule", r"\midrule", r"\bottomrule", r"\textbf", r"\pm",
+        r"\end", r"\textbackslash", r"\textasciitilde", r"\textasciicircum", r"\textless",
+        r"\textbar", r"\textgreater",
+    }  # fmt: skip
+    assert re.sub(r"\\[{}]", "", text).count("{") == re.sub(r"\\[{}]", "", text).count("}")
+    assert r"\textbf" not in to_latex(example.study(broken="CNN"), "")

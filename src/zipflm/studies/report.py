@@ -1,4 +1,4 @@
-"""The report of a study: a self-contained HTML page, Markdown, CSV, JSON and figures."""
+"""The report of a study: a self-contained HTML page, Markdown, CSV, JSON, LaTeX and figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.members import StudyMember
 from zipflm.studies.plan import MEMBERS
 from zipflm.studies.study import ModelRow, Study
-from zipflm.studies.tables import EMPTY, column_groups, columns, is_best
+from zipflm.studies.tables import EMPTY, PAPER, Column, column_groups, columns, is_best
 
 TABLE = "table.json"
 
@@ -32,6 +32,9 @@ def write_report(study: Study, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     save_figures(study, out / "figures")
     atomic_write_text(out / "table.csv", to_csv(study))
+    atomic_write_text(
+        out / "table.tex", to_latex(study, f"{wording.headline(study)}: {study.title}")
+    )
     table = json.dumps(to_json(study), indent=1, allow_nan=False)
     atomic_write_text(out / TABLE, table + "\n")
     atomic_write_text(out / "report.md", markdown(study))
@@ -175,6 +178,46 @@ def to_csv(study: Study) -> str:
         seeds = " ".join(str(member.seed) for member in row.members)
         writer.writerow([column.value(row) for column in table_columns] + [seeds, row.problem])
     return out.getvalue()
+
+
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
+    | {"[": "{[}", "*": "{*}"}  # LaTeX would read these as arguments of a line break
+    | {"\u00b1": r"$\pm$", "\u2212": "$-$", "\u00a0": "~"}
+)
+
+
+_LATEX_COLUMNS = (
+    "model",
+    "perplexity 95% interval",
+    "parameters all",
+    "training time",
+    f"{PAPER} test",
+)
+
+
+def to_latex(study: Study, comment: str) -> str:
+    """Return perplexities, parameters and times as a LaTeX table (needs the booktabs package)."""
+    shown = [c for c in columns(study) if c.ranks or c.name in _LATEX_COLUMNS]
+
+    def cell(column: Column, row: ModelRow) -> str:
+        text = column.text(row)
+        text = "--" if text == EMPTY else text.translate(_LATEX)
+        return rf"\textbf{{{text}}}" if is_best(column, row, study) else text
+
+    lines = [
+        "% " + comment.replace("\n", " "),
+        rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in shown)}}}",
+        r"\toprule",
+        " & ".join(c.name.translate(_LATEX) for c in shown) + r" \\",
+        r"\midrule",
+        *(" & ".join(cell(c, row) for c in shown) + r" \\" for row in study.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def to_json(study: Study) -> dict[str, Any]:
