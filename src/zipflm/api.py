@@ -21,7 +21,7 @@ from zipflm.training import STALL_SECONDS
 if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
     from zipflm.data.folder import DataFolder
-    from zipflm.evaluation.evaluate import Evaluation
+    from zipflm.evaluation.protocol import Evaluation
     from zipflm.memory.store import StoreInfo
     from zipflm.memory.tuning import TuningResult
     from zipflm.runs.checkpoint import Checkpoint
@@ -357,7 +357,7 @@ def report(
     saved scores.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.studies.analyse import analyse, is_study, redraw
+    from zipflm.studies.analyze import analyze, is_study, redraw
     from zipflm.studies.compare import FinishedStudy
 
     paths, choice = [Path(run) for run in _sources(runs)], _choice(checkpoint)
@@ -373,7 +373,7 @@ def report(
         study = redraw(paths[0], source, target)
     else:
         options = ScoringOptions(block=block, device=device)
-        study = analyse(
+        study = analyze(
             paths, source, target, checkpoint=choice, context_sizes=context_sizes, options=options
         )
     return FinishedStudy(study, target / "report.html", stopped=False)

@@ -71,34 +71,23 @@ OPTIONAL = {
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train tiny/ADP-T --training.max_updates=5", "without dashes: training.max_updates="),
-        ("train tiny/ADP-T --data d --out o --seed 2", "without dashes: training.seed="),
-        ("train tiny/ADP-T --dat d --out o", "--dat: .*no such option; did you mean --data?"),
-        ("score run --colour", "--colour: .*no such option; see zipflm score --help"),
-        ("generate run -prompt a", "-prompt: .*no such option; did you mean --prompt?"),
+        ("train tiny/ADP-T --training.max_updates=5", "without dashes, e.g. training.seed="),
+        ("train tiny/ADP-T --dat d --out o", "No such option: --dat .*--data"),
+        ("score run --colour", "No such option: --colour; see zipflm score --help"),
         ("train tiny/ADP-T --out o", "--data.*; see zipflm train --help"),
-        ("generate run some words", "some words.*; pass the text to continue with --prompt"),
-        ("train tiny/ADP-T --data d --out o --keep x", "--keep x: .*; see zipflm train --help"),
-        ("train tiny/ADP-T --lr 3", "--lr: .* without dashes: training.schedule.max_lr=VALUE or "),
-        ("train tiny/ADP-T --batch-size 3", "; see zipflm train --help, and zipflm info PRESET"),
-        ("train tiny/ADP-T --data d --out o --out p", "--out: given twice"),
-        ("trian tiny/ADP-T", "zipflm trian: no such command; did you mean zipflm train?"),
-        ("frobnicate", "zipflm frobnicate: no such command; see zipflm --help"),
-        ("--verison", "--verison: no such option; see zipflm --help"),
-        ("score run --per=line --per word", "--per: given twice"),
-        ("generate run --allow-unknown --forbid-unknown", "--allow-unknown: given twice"),
+        ("train tiny/ADP-T --data d --out o --keep x", "--keep.*; see zipflm train --help"),
+        ("trian tiny/ADP-T", "No such command 'trian'.*; see zipflm --help"),
+        ("--verison", "No such option: --verison.*; see zipflm --help"),
         ("score run --json --format surprisal", "--json: cannot be combined with --format surpris"),
         ("compare --data d --preset tiny --out o --decoders=", "--decoders: empty"),
     ],
 )
 def test_usage_errors_are_one_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        CliRunner().invoke(zipflm.cli.app, arguments.split(), catch_exceptions=False)
+        CliRunner().invoke(
+            zipflm.cli.app, arguments.split(), catch_exceptions=False, prog_name="zipflm"
+        )
     assert "\n" not in str(error.value)
-
-
-def test_flags_can_be_repeated():
-    assert CliRunner().invoke(zipflm.cli.app, ["info", "--json", "--json"]).exit_code == 0
 
 
 def test_commands_are_listed_in_workflow_order():

@@ -73,7 +73,6 @@ def test_paper_counts_as_json():
     ("arguments", "message"),
     [
         ("tiny/ADP-T --dim 8", "--dim: only for bands; use it with --data"),
-        ("--tails 2", "--tails: only for bands; use it with --data"),
         ("--paper tiny", "--paper: cannot be combined"),
         ("tiny decoder.dim=8", "only for a single model; name one, e.g. tiny/ADP-T"),
         ("--recipe modern", "only for a single model; name one"),

@@ -112,7 +112,7 @@ def test_an_error_in_one_process_is_printed_once(trained, word_data, tmp_path):
     error = error_of(tmp_path / "a", "evaluate", trained, "--data", tmp_path / "data-{RANK}")
     assert "zipflm: process 1: " in error and "data-1" in error
     error = error_of(tmp_path / "b", "evaluate", trained, "--text", "-")
-    assert "--text -: several processes cannot share standard input" in error
+    assert "text=-: several processes cannot share standard input" in error
 
 
 def test_rejects_different_weights(trained, word_data, tmp_path):

@@ -55,14 +55,13 @@ def test_rejects_text_with_other_pieces(trained, tmp_path):
     advice = f"--vocabulary {given['vocabulary']} --bpe-codes {given['bpe_codes']}"
     texts = {"test": [TEXTS / "test.txt"]}
     whole = prepare(tmp_path / "whole", texts, Options(vocabulary=given["vocabulary"]))
-    with pytest.raises(ValueError, match="without splitting words") as error:
+    with pytest.raises(ValueError, match="different BPE codes") as error:
         evaluate(trained / "run", data=whole.path)
     assert advice in str(error.value)
     lines = given["bpe_codes"].read_text().splitlines()
     (tmp_path / "codes").write_text("\n".join(lines[:-5]) + "\n")
     other = prepare(tmp_path / "other", texts, Options(**given | {"bpe_codes": tmp_path / "codes"}))
-    assert other.facts.bpe.hash == other.codes.hash
-    with pytest.raises(ValueError, match=other.codes.hash) as error:
+    with pytest.raises(ValueError, match="different BPE codes") as error:
         evaluate(trained / "run", data=other.path)
     assert advice in str(error.value)
     right = prepare(tmp_path / "right", texts, Options(**given))

@@ -1,4 +1,4 @@
-"""Damaged scores are computed again, and reports are not overwritten by others."""
+"""Damaged scores are computed again."""
 
 import io
 import json
@@ -12,7 +12,6 @@ from fuzz.mutations import altered_json, damaged, replace_file
 
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.studies.members import score_once
-from zipflm.studies.report import claim_folder
 
 OPTIONS = ScoringOptions(device="cpu")
 KEPT = "scores/valid.npz"
@@ -91,42 +90,6 @@ def test_fuzz_scores(studies, fuzz_seed, fuzz_seconds):
     assert outcomes["the same"] > 10
 
 
-TABLES = [{"made_by": "study", "models": [1, 2]}, {"made_by": "analysis", "models": []}]
-
-
-def attempt_claim(rng, out):
-    """Only a command of the same kind may overwrite a report."""
-    table = rng.choice(TABLES)
-    data = json.dumps(table).encode()
-    path = out / "table.json"
-    folder = Folder(out, [])
-    folder.originals["table.json"] = data
-    try:
-        if rng.random() < 0.2:
-            folder.touch("table.json")
-            path.write_bytes(data)
-            replace_file(rng, path)
-            if not path.is_symlink() and not path.exists():
-                return "absent"
-        else:
-            folder.write("table.json", rng.choice([altered_json, damaged])(rng, data))
-        maker = rng.choice(["study", "analysis"])
-        claim_folder(out, maker)
-        assert json.loads(path.read_bytes())["made_by"] == maker
-        return "claimed"
-    except ValueError as error:
-        require_named(error, out, ["table.json", "out="])
-        return "refused"
-    finally:
-        folder.restore()
-
-
-@pytest.mark.timeout(0)
-def test_fuzz_reports(tmp_path, fuzz_seed, fuzz_seconds):
-    outcomes = tried(lambda rng: attempt_claim(rng, tmp_path), fuzz_seed, fuzz_seconds / 4)
-    assert outcomes["claimed"] and outcomes["refused"]
-
-
 # --- Bugs found by fuzzing ---
 
 
@@ -148,11 +111,3 @@ def test_encrypted_archive_is_scored_again(studies):
         content[content.index(mark) + place] |= 1
     folder.write(KEPT, bytes(content))
     assert scored(folder.path, data) == before
-
-
-@pytest.mark.parametrize("made_by", [None, "someone", 3, ["study"]])
-def test_unknown_reports_are_not_overwritten(tmp_path, made_by):
-    (tmp_path / "table.json").write_text(json.dumps({"made_by": made_by}))
-    for maker in ("study", "analysis"):
-        with pytest.raises(ValueError, match="table.json: not a readable report"):
-            claim_folder(tmp_path, maker)

@@ -331,7 +331,7 @@ def test_closed_pipe_is_silent(process):
         (["generate", "RUN", "--temperature", "-1"], "--temperature -1.0"),
         (["generate", "RUN", "--checkpoint", "77"], "--checkpoint 77"),
         (["generate", "RUN", "--num", "0"], "--num 0"),
-        (["generate", "RUN", "the cat"], "continue with --prompt"),
+        (["generate", "RUN", "the cat"], "unexpected extra argument"),
         (["score", "RUN", __file__, "--top", "1000"], "--top 1000"),
         (["score", "RUN", "-", "--dtype", "half"], "--dtype half: choose"),
         (["score", __file__, "RUN"], f"{__file__}: a file, not a run"),

@@ -17,7 +17,7 @@ from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.language.model import TrainedModel
 from zipflm.runs.load import UnseenWords, load_run
-from zipflm.studies.analyse import analyse
+from zipflm.studies.analyze import analyze
 from zipflm.training.trainer import train
 
 TEXT = "ba de ba fila\nsoro ba\n"
@@ -337,7 +337,7 @@ def test_unseen_words_beyond_the_limit_are_unknown(spelling_run):
 
 def test_reports_reject_models_with_fewer_predicted_words(spelling_run, word_data, tmp_path):
     with pytest.raises(ValueError, match="input.predicted_words=20"):
-        analyse([spelling_run], word_data.path, tmp_path / "report")
+        analyze([spelling_run], word_data.path, tmp_path / "report")
 
 
 @pytest.mark.parametrize("number", [4, 1000])

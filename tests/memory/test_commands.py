@@ -7,7 +7,7 @@ from training_runs import SMALL
 
 import zipflm
 import zipflm.cli
-from zipflm.studies.analyse import redraw
+from zipflm.studies.analyze import redraw
 
 
 def zipflm_command(monkeypatch, capsys, *arguments):
@@ -65,7 +65,7 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
         ),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
         (["memory", "build", "--out", "x", "--dtype", "int8"], "--dtype 'int8': choose from"),
-        (["memory", "bild"], "zipflm memory bild: no such command; did you mean zipflm memory"),
+        (["memory", "bild"], "No such command 'bild'. Did you mean 'build'?"),
     ],
 )
 def test_errors_are_one_line(run, data, tmp_path, monkeypatch, capsys, arguments, message):

@@ -10,7 +10,7 @@ from zipflm.config import Blocks
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.presets import preset
-from zipflm.studies.members import CurvePoint, Seen, StudyMember, split_score
+from zipflm.studies.members import CurvePoint, StudyMember, split_score
 from zipflm.studies.study import SplitText, build_study
 
 LABELS = ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T")
@@ -71,7 +71,8 @@ def member(label, seed=1, *, problem="", rank=0):
         scores={} if problem else {"valid": score, "test": score},
         nll=None if problem else nll,
         curve=curve[:3] if problem else curve,
-        seen=None if problem else Seen(updates=100, words=102_400, passes=0.25, operations=3.2e12),
+        updates=None if problem else 100,
+        words_seen=None if problem else 102_400,
         seconds=None if problem else 10.0 + rank,
         compile_seconds=None if problem else 20.0 - rank,
         tokens_per_second=None if problem else 12_345.0,
@@ -90,12 +91,12 @@ def study(dataset="tiny", seeds=1, broken=""):
     ]
     facts = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
     return build_study(
-        members, text(), title="Factorizations of test", dataset=dataset, facts=facts
+        members, text(), title="Factorizations of test", dataset=dataset, protocol=facts
     )
 
 
 def study_of(*members, dataset="tiny", on=None):
-    return build_study(members, on or text(), title="t", dataset=dataset, facts={})
+    return build_study(members, on or text(), title="t", dataset=dataset, protocol={})
 
 
 def with_unknown(of):

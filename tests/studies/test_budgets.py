@@ -90,7 +90,7 @@ def test_equal_seconds_study(data, tmp_path):
     assert trainer.asked == [("SM", 40), ("ADP-T", 40), ("SM", 50), ("ADP-T", 200)]
     times = [row.mean("seconds") for row in outcome.study.rows]
     assert times == pytest.approx([20, 20])
-    assert outcome.study.facts["held equal"].startswith("seconds (")
+    assert outcome.study.protocol["held equal"].startswith("seconds (")
     again = Timed()
     run(data, tmp_path, again)
     assert again.asked == []

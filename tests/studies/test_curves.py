@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from studies.study_runs import report, validation
 
 from zipflm.runs.folder import append_line
-from zipflm.studies.curves import X_AXES, plot
+from zipflm.studies.curves import plot
 
 E2, E3 = float(np.exp(2.0)), float(np.exp(3.0))
 
@@ -78,23 +78,13 @@ def test_non_finite_values_leave_gaps(drawn, tmp_path):
     assert lines == {"run, train": [[5.0, pytest.approx(E2)]], "run, valid": [[5.0, 20.0]]}
 
 
-@pytest.mark.parametrize(
-    ("x", "places"), [("update", [5, 10]), ("seconds", [1, 3]), ("epoch", [0.5, 1.5])]
-)
-def test_validations_use_x_of_the_last_report(drawn, tmp_path, x, places):
-    run = write(
-        tmp_path / "run",
-        report(5, 1.0, 2.0),
-        validation(5, 1.0, 20.0),
-        replace(report(10, 3.0, 2.0), epoch=1.5),
-        validation(12, 3.5, 19.0),
-    )
-    lines, _ = drawn(run, x=x)
-    assert lines["run, valid 19.0"] == [[places[0], 20.0], [places[1], 19.0]]
-    assert set(X_AXES) == {"update", "seconds", "epoch"}
+def test_plots_against_seconds(drawn, tmp_path):
+    run = write(tmp_path / "run", report(5, 1.0, 2.0), validation(12, 3.5, 19.0))
+    lines, _ = drawn(run, x="seconds")
+    assert lines == {"run, train": [[1.0, pytest.approx(E2)]], "run, valid 19.0": [[3.5, 19.0]]}
 
 
-def test_runs_with_equal_names_are_labelled_by_path(drawn, tmp_path):
+def test_runs_with_equal_names_are_labeled_by_path(drawn, tmp_path):
     runs = [write(tmp_path / name / "run", report(5, 1.0, 2.0)) for name in ("a", "b")]
     lines, _ = drawn(*runs, write(tmp_path / "other", report(5, 1.0, 2.0)))
     assert list(lines) == [f"{runs[0]}, train", f"{runs[1]}, train", "other, train"]
@@ -102,7 +92,7 @@ def test_runs_with_equal_names_are_labelled_by_path(drawn, tmp_path):
 
 def test_plot_errors(tmp_path):
     run = write(tmp_path / "run", report(5, 1.0, 2.0))
-    with pytest.raises(ValueError, match="x='time': choose from update, seconds, epoch"):
+    with pytest.raises(ValueError, match="x='time': choose from update, seconds"):
         plot([run], tmp_path / "a.png", "time")
     with pytest.raises(ValueError, match="a.xyz: unsupported file type; use .png"):
         plot([run], tmp_path / "a.xyz")

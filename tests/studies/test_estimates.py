@@ -1,4 +1,4 @@
-"""Coverage of 95 % intervals for several kinds of correlated text."""
+"""Coverage of 95% intervals for several kinds of correlated text."""
 
 import numpy as np
 import pytest

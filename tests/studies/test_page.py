@@ -68,7 +68,7 @@ def study():
 def test_page_shows_the_comparison_table(study):
     page = Page(html(study))
     shown = columns(study)
-    assert page.rows[1] == [column.title.replace("95 %", "95\u00a0%") for column in shown]
+    assert page.rows[1] == [column.title for column in shown]
     assert page.rows[2:] == [[column.text(row) for column in shown] for row in study.rows]
     # One per split.
     lowest = min(row.perplexity["test"].mean for row in study.rows)
@@ -93,7 +93,7 @@ def test_escapes_hostile_text():
     ]
     text = example.text()
     text.vocabulary.words[5:60] = [HOSTILE] * 55
-    made = build_study(members, text, title=HOSTILE, dataset="tiny", facts={HOSTILE: HOSTILE})
+    made = build_study(members, text, title=HOSTILE, dataset="tiny", protocol={HOSTILE: HOSTILE})
     tried = Tried(label=HOSTILE, setting=HOSTILE, perplexity=1.0, seconds=1.0, is_chosen=True)
     made = replace(made, tried=(tried,))
     page = html(made)
@@ -142,7 +142,6 @@ def test_page_starts_with_headline_and_lead(study):
     assert f"<h1>{headline(study)}</h1>" in page and study.title in page.split("<h1>")[0]
     assert f'<p class="lead">{lead(study)}</p>' in page
     assert "One seed per model" in page and "One seed per model" not in html(example.study(seeds=2))
-    assert "Passes over the text: 0.25" in page
 
 
 def test_marks_rows_level_with_the_best():
@@ -164,8 +163,8 @@ def test_table_of_all_pairs(study):
 
 
 def test_omits_empty_sections():
-    page = html(example.study_of(replace(example.member("SM"), seen=None)))
-    for name in ('id="pairs"', 'id="paper"', 'id="tuning"', 'id="context"', "Training text seen"):
+    page = html(example.study_of(example.member("SM")))
+    for name in ('id="pairs"', 'id="paper"', 'id="tuning"', 'id="context"'):
         assert name not in page
         assert name in html(_with_everything())
 
@@ -191,7 +190,7 @@ def _with_everything():
     return replace(study, contexts=contexts, tried=tried)
 
 
-def test_tables_of_contexts_tuning_and_text_seen():
+def test_tables_of_contexts_and_tuning():
     lines = markdown(_with_everything()).splitlines()
     for line in (
         "| ADP-T | 512 | 512 | 480 | 20.00 | 21.00 | 18.35 | 19.03 |",
@@ -199,7 +198,6 @@ def test_tables_of_contexts_tuning_and_text_seen():
         "| SM | lr=1 | 50.00 | 30.0 s | yes |",
         "| SM | lr=9 | diverged \\| nan | 4.0 s |  |",
         "| all |  |  | 34.0 s |  |",
-        "| SM | 100 | 102,400 | 0.25 | 3.2\u00a0T | 10.0 s | 20.0 s |",
     ):
         assert line in lines
 

@@ -25,30 +25,30 @@ TO_CONES = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883
 TO_LAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
 
 
-def linear(colour):
-    values = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+def linear(color):
+    values = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
-def seen(colour, sight):
-    return TO_LAB @ np.cbrt(TO_CONES @ np.clip(SIGHT[sight] @ linear(colour), 0, 1))
+def seen(color, sight):
+    return TO_LAB @ np.cbrt(TO_CONES @ np.clip(SIGHT[sight] @ linear(color), 0, 1))
 
 
 def contrast(a, b):
-    low, high = sorted(linear(colour) @ [0.2126, 0.7152, 0.0722] for colour in (a, b))
+    low, high = sorted(linear(color) @ [0.2126, 0.7152, 0.0722] for color in (a, b))
     return float((high + 0.05) / (low + 0.05))
 
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("page", ["light", "dark"])
-def test_colours_are_distinct_for_colour_blind_readers(page, sight):
+def test_colors_are_distinct_for_color_blind_readers(page, sight):
     """0.10 in OKLab is about five times the just noticeable difference."""
-    colours = [getattr(style, page) for style in STYLES.values()]
-    gaps = [np.linalg.norm(seen(a, sight) - seen(b, sight)) for a, b in combinations(colours, 2)]
+    colors = [getattr(style, page) for style in STYLES.values()]
+    gaps = [np.linalg.norm(seen(a, sight) - seen(b, sight)) for a, b in combinations(colors, 2)]
     assert min(gaps) > 0.10
 
 
-def test_colours_contrast_with_the_page():
+def test_colors_contrast_with_the_page():
     assert min(contrast(style.light, "#ffffff") for style in STYLES.values()) > 2
     assert min(contrast(style.dark, "#16181d") for style in STYLES.values()) > 3
 

@@ -7,7 +7,7 @@ import pytest
 from studies.study_runs import FakeTrainer, run_study
 
 from zipflm.cli import app
-from zipflm.studies.analyse import is_study, redraw
+from zipflm.studies.analyze import is_study, redraw
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_redraw_needs_no_weights(whole_study, without_weights, data, tmp_path):
     redraw(without_weights, data, tmp_path / "drawn")
     before = json.loads((whole_study.out / "table.json").read_text())
     after = json.loads((tmp_path / "drawn" / "table.json").read_text())
-    for name in ("title", "dataset", "facts", "differences", "loss_by_word_frequency", "tried"):
+    for name in ("title", "dataset", "protocol", "differences", "loss_by_word_frequency", "tried"):
         assert after[name] == before[name]
     for ours, theirs in zip(after["rows"], before["rows"], strict=True):
         assert ours["perplexity_test"] == theirs["perplexity_test"]

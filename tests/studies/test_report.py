@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from studies import example_study as example
 
-from zipflm.studies.report import claim_folder, write_report
+from zipflm.studies.report import require_report_folder, write_report
 
 
 def test_writes_all_files(tmp_path, monkeypatch):
     monkeypatch.undo()  # draw figures
     members = [example.member(label, rank=i) for i, label in enumerate(("SM", "ADP-T"))]
-    page = write_report(example.study_of(*members), tmp_path / "study", "study")
+    page = write_report(example.study_of(*members), tmp_path / "study")
     assert page == tmp_path / "study" / "report.html"
     names = {path.name for path in (tmp_path / "study").iterdir()}
     tables = {"table.csv", "table.json", "table.tex"}
@@ -32,7 +32,7 @@ def test_reports_differences_without_interval(tmp_path, others):
     more = [example.member(label, seed=2, rank=9) for label in others]
     study = example.study_of(first, second, *more, dataset="wikitext-103")
     assert study.difference("SM", "ADP-T") is None and not study.is_better("ADP-T", "SM")
-    write_report(study, tmp_path, "study")
+    write_report(study, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "no interval" in text
     pairs = [line for line in text.splitlines() if "| ADP-T against SM |" in line]
@@ -41,42 +41,13 @@ def test_reports_differences_without_interval(tmp_path, others):
 
 def test_report_of_failures_only(tmp_path):
     study = example.study_of(example.member("SM", problem="diverged"))
-    page = write_report(study, tmp_path, "study").read_text()
+    page = write_report(study, tmp_path).read_text()
     assert "diverged" in page and "Unfinished: 0 of 1 models" in page
     assert "nan" not in (tmp_path / "table.csv").read_text()
 
 
-KINDS = {"study": "a study", "analysis": "an analysis of runs"}
-
-
-def test_report_is_overwritten_only_by_its_own_kind(tmp_path):
-    study = example.study_of(example.member("SM"))
-    for held, name in KINDS.items():
-        out = tmp_path / held
-        claim_folder(out, held)
-        write_report(study, out, held)
-        claim_folder(out, held)
-        for maker in set(KINDS) - {held}:
-            with pytest.raises(ValueError, match=f"already contains the report of {name}"):
-                claim_folder(out, maker)
-
-
-def test_study_without_report_is_protected(tmp_path):
+def test_study_is_not_overwritten_by_a_report(tmp_path):
     (tmp_path / "members").mkdir()
-    claim_folder(tmp_path, "study")
-    with pytest.raises(ValueError, match="already contains the report of a study"):
-        claim_folder(tmp_path, "analysis")
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', "\xff"])
-def test_unreadable_table_is_protected(tmp_path, content):
-    (tmp_path / "table.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match="table.json: not a readable report"):
-        claim_folder(tmp_path, "study")
-
-
-def test_rejects_folders_that_cannot_be_created(tmp_path):
-    (tmp_path / "file").touch()
-    for place in ("file", "file/inner"):
-        with pytest.raises(ValueError, match="out=.*: cannot create"):
-            claim_folder(tmp_path / place, "study")
+    require_report_folder(tmp_path, is_study=True)
+    with pytest.raises(ValueError, match="already contains a study"):
+        require_report_folder(tmp_path)

@@ -23,7 +23,7 @@ def names(study):
 
 def test_csv_and_json_hold_the_same_values():
     study = example.study(dataset="wikitext-103")
-    rows = json.loads(json.dumps(to_json(study, "study"), allow_nan=False))["rows"]
+    rows = json.loads(json.dumps(to_json(study), allow_nan=False))["rows"]
     assert [line["model"] for line in lines(study)] == [row["model"] for row in rows]
     for line, row in zip(lines(study), rows, strict=True):
         assert float(line["perplexity_test"]) == row["perplexity_test"]

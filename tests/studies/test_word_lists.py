@@ -22,7 +22,7 @@ def test_significant_words_are_ordered_by_difference():
     assert [w.word_id for w in lists.losses] == [5]
     assert lists.wins[0].difference < -2.8 and lists.wins[0].p < 0.001
     assert (lists.wins[0].train_count, lists.wins[0].tokens) == (40, 20)
-    assert (lists.tested, lists.found) == (3, 2)
+    assert (lists.tested, lists.significant) == (3, 2)
 
 
 def test_rare_words_are_not_tested():
@@ -41,7 +41,7 @@ def test_correlated_occurrences_are_not_significant():
     effect = random.normal(0, 1.0, 10)  # shared by all occurrences in a block
     nll = 5 + effect[block] + random.normal(0, 0.01, len(ids))
     lists = word_lists(ids, COUNTS, nll, np.full(len(ids), 5.0), block)
-    assert lists.tested == 1 and lists.found == 0
+    assert lists.tested == 1 and lists.significant == 0
 
 
 def test_false_discovery_rate():

@@ -166,7 +166,7 @@ def test_report_draws_several_runs_into_one_figure(word_data, tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     picture = tmp_path / "curves.svg"
     runs = [str(tmp_path / name) for name in ("a", "b")]
-    result = RUNNER.invoke(cli.app, ["report", *runs, "--curves", str(picture), "--x", "epoch"])
+    result = RUNNER.invoke(cli.app, ["report", *runs, "--curves", str(picture), "--x", "seconds"])
     assert result.exit_code == 0 and result.output == f"{picture}\n"
     assert "<svg" in picture.read_text()
 

@@ -7,14 +7,13 @@ import re
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from zipflm.messages import lines, one_line, unquoted
@@ -35,34 +34,39 @@ def _without_metavar(option: Any) -> Any:
     return option
 
 
-def _full_name(ctx: Any) -> str:
-    """Return the command as typed, for example `zipflm memory build`."""
-    return "zipflm" if ctx.parent is None else f"{_full_name(ctx.parent)} {ctx.info_name}"
-
-
 class Commands(TyperGroup):
     """The group of all commands, or a subgroup."""
 
     def get_help_option(self, ctx: Any) -> Any:
         return _without_metavar(super().get_help_option(ctx))
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command. Usage errors become a ValueError."""
+        exits = options.get("standalone_mode", True)
         try:
-            return super().parse_args(ctx, args)
+            status = super().main(*args, **options | {"standalone_mode": False})
         except Exception as error:
-            if not hasattr(error, "possibilities"):  # not click's NoSuchOption
+            # Recent typer releases bundle click, so the error classes have no common base.
+            if not hasattr(error, "format_message"):
                 raise
-            option = error.option_name  # type: ignore[attr-defined]
-            raise ValueError(f"{option}: no such option; see {_full_name(ctx)} --help") from None
+            raise ValueError(_usage_error(error)) from None
+        if exits:
+            sys.exit(status or 0)
+        return status
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0]
-        if name not in self.commands:
-            close = get_close_matches(name, self.commands, n=1)
-            path = _full_name(ctx)
-            remedy = f"did you mean {path} {close[0]}?" if close else f"see {path} --help"
-            raise ValueError(f"{path} {unquoted(name)}: no such command; {remedy}")
-        return super().resolve_command(ctx, args)
+
+def _usage_error(error: Any) -> str:
+    problem, context = error.format_message().rstrip("."), error.ctx
+    if not problem:  # no arguments: the help was printed
+        sys.exit(error.exit_code)
+    if context is None:
+        return str(problem)
+    remedy = f"see {context.command_path} --help"
+    if hasattr(error, "possibilities") and any(
+        p.name == "overrides" for p in context.command.params
+    ):
+        remedy += "; write settings without dashes, e.g. training.seed=2"
+    return f"{problem}; {remedy}"
 
 
 class Command(TyperCommand):
@@ -74,33 +78,6 @@ class Command(TyperCommand):
 
     def get_help_option(self, ctx: Any) -> Any:
         return _without_metavar(super().get_help_option(ctx))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Turn usage errors into ValueError, and reject repeated options."""
-        given: dict[str, Any] = {}
-        try:
-            given, _, order = self.make_parser(ctx).parse_args(list(args))
-            for param, times in Counter(order).items():
-                # For click, --flag/--no-flag is a single option.
-                is_single = not getattr(param, "is_flag", False) or param.secondary_opts
-                if times > 1 and is_single and not getattr(param, "multiple", False):
-                    raise ValueError(f"{'/'.join(_names(param))}: given twice; use it once")
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            # Recent typer releases bundle click, so the error classes have no common base.
-            message = getattr(error, "format_message", None)
-            if message is None:
-                raise
-            if hasattr(error, "possibilities"):
-                raise ValueError(self._unknown_option(ctx, error, args)) from None
-            problem, remedy = message().rstrip("."), f"see {_full_name(ctx)} --help"
-            rejected: Any = getattr(error, "param", None)
-            if rejected is not None and given.get(rejected.name) is not None:
-                reason = problem.partition(": ")[2].replace("Input should be", "must be")
-                problem = f"{rejected.opts[0]} {given[rejected.name]}: {reason}"
-            if "extra argument" in problem and any(param.name == "prompt" for param in self.params):
-                remedy = "pass the text to continue with --prompt"
-            raise ValueError(f"{problem}; {remedy}") from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Ctrl-C exits with status 130 and a one-line message."""
@@ -122,32 +99,6 @@ class Command(TyperCommand):
                     else:
                         error.args = (f"{option} {rest}",)
             raise
-
-    def _unknown_option(self, ctx: Any, error: Any, args: list[str]) -> str:
-        # For -prompt, click reports -p.
-        name = next(arg for arg in args if arg.startswith(error.option_name)).partition("=")[0]
-        problem = f"{unquoted(name)}: {_full_name(ctx)} has no such option"
-        options = [option for param in self.get_params(ctx) for option in _names(param)]
-        names = {option.lstrip("-"): option for option in options if option != "--help"}
-        close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
-        remedy = f"see {_full_name(ctx)} --help"
-        if any(param.name == "overrides" for param in self.params):
-            from zipflm.presets import from_name
-            from zipflm.settings import keys_like, keys_of
-
-            known = keys_of(from_name("tiny/ADP-T"))
-            found = keys_like(name.lstrip("-").replace("-", "_"), known)
-            if found:
-                settings = " or ".join(f"{key}=VALUE" for key in found)
-                return f"{problem}; write settings without dashes: {settings}"
-            remedy += ", and zipflm info PRESET for settings"
-        if close:
-            remedy = f"did you mean {names[close[0]]}?"
-        return f"{problem}; {remedy}"
-
-
-def _names(param: Any) -> list[str]:
-    return [name for name in (*param.opts, *param.secondary_opts) if name.startswith("-")]
 
 
 def command(
@@ -190,7 +141,7 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
@@ -222,15 +173,15 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def show_progress() -> Iterator[None]:
+def show_progress(unit: str = "tokens", *, is_hidden: bool = False) -> Iterator[None]:
     """Show a progress bar for scoring, if stderr is a terminal and this is the first process."""
     from zipflm.cli.progress import progress_bar
     from zipflm.evaluation.progress import on_progress
 
-    if not is_first_process():
+    if is_hidden or not is_first_process():
         yield
         return
-    with progress_bar("tokens") as report, on_progress(report):
+    with progress_bar(unit) as report, on_progress(report):
         yield
 
 
@@ -278,88 +229,72 @@ def _size(text: str) -> int:
     >>> _size("2.5M"), _size("40_000")
     (2500000, 40000)
     """
-    found = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", str(text).strip().lower())
-    digits = "" if found is None else found[1].replace("_", "").replace(",", "")
-    if found is None or digits[:1] in ("", "."):
+    match = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", str(text).strip().lower())
+    digits = "" if match is None else match[1].replace("_", "").replace(",", "")
+    if match is None or digits[:1] in ("", "."):
         raise typer.BadParameter(f"{unquoted(text)}: write a number, e.g. 5000000, 5M or 500k")
-    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[found[2]])
+    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]])
 
 
 def Size(help: str, default: str | None = None) -> Any:
     """An option for a number such as 500k or 5M."""
-    return typer.Option(help=help, parser=_size, metavar="SIZE", show_default=default or True)
+    return Option(help=help, parser=_size, metavar="SIZE", show_default=default or True)
 
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        help="Settings to change, e.g. decoder.num_layers=8, or @FILE with one per line."
-    ),
+    Argument(help="Settings to change, e.g. decoder.num_layers=8, or @FILE with one per line."),
 ]
-Run = Annotated[str, typer.Argument(help="A run folder, or one of its checkpoints.")]
+Run = Annotated[str, Argument(help="A run folder, or one of its checkpoints.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(
-        help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"
-    ),
+    Option(help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"),
 ]
 Recipe = Annotated[
-    str,
-    typer.Option(
-        help="Training recipe: paper (preset unchanged) or modern (Muon, rotary positions, ...)."
-    ),
+    str, Option(help="Training recipe: paper (preset unchanged) or modern (Muon, rotary, ...).")
 ]
-Block = Annotated[
-    int | None, typer.Option(help="Block length in tokens.", show_default="from the run")
-]
+Block = Annotated[int | None, Option(help="Block length in tokens.", show_default="from the run")]
 Context = Annotated[
     int | None,
-    typer.Option(
+    Option(
         help="Number of tokens of each block after the first that are context and not scored.",
         show_default="from the run",
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        help="Device: cpu, cuda, cuda:N or mps.", show_default="cuda if available, else cpu"
-    ),
+    Option(help="Device: cpu, cuda, cuda:N or mps.", show_default="cuda if available, else cpu"),
 ]
-Dtype = Annotated[
-    str, typer.Option(help="Precision of the computation: float32, bfloat16 or float16.")
-]
+Dtype = Annotated[str, Option(help="Precision of the computation: float32, bfloat16 or float16.")]
 StallSeconds = Annotated[
-    float,
-    typer.Option(min=1, help="Stop all processes if one makes no progress for this many seconds."),
+    float, Option(min=1, help="Stop all processes if one makes no progress for this many seconds.")
 ]
 Bands = Annotated[
     list[str] | None,
-    typer.Option(help="Number of words per band, e.g. 5k/155k/100k,20k/40k/200k to try both."),
+    Option(help="Number of words per band, e.g. 5k/155k/100k,20k/40k/200k to try both."),
 ]
 TailDropout = Annotated[
-    list[str] | None, typer.Option(help="Dropout rates of the tail bands to try, e.g. 0,0.2.")
+    list[str] | None, Option(help="Dropout rates of the tail bands to try, e.g. 0,0.2.")
 ]
-Seeds = Annotated[int, typer.Option(help="Number of seeds to train each model with.")]
+Seeds = Annotated[int, Option(help="Number of seeds to train each model with.")]
 Errors = Annotated[
-    str, typer.Option(help="How to handle invalid text and NUL bytes: strict (stop) or replace.")
+    str, Option(help="How to handle invalid text and NUL bytes: strict (stop) or replace.")
 ]
-Encoding = Annotated[
-    str, typer.Option(help="Encoding of the text: utf-8, latin-1, cp1252, utf-16, ...")
-]
+Encoding = Annotated[str, Option(help="Encoding of the text: utf-8, latin-1, cp1252, utf-16, ...")]
 Memory = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         help="Mix a memory with the model: cache, cache:2000 (the last 2,000 tokens) or a store "
         "folder. Add settings after a comma, e.g. cache:2000,weight=0.2. Can be repeated."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 Words = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="How to split raw text: whitespace, words (punctuation is split off) or wikitext "
         "(prose, tokenized as in WikiText).",
         show_default="whitespace",
     ),
 ]
-Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lowercase all words.")]
+Lowercase = Annotated[bool, Option("--lowercase", help="Lowercase all words.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import (
     Command,
@@ -48,37 +48,28 @@ class _Prepare(Command):
 def prepare(
     texts: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Training text: files, quoted globs, URLs or - for stdin. Can be compressed "
-            "(.gz, .bz2, .xz, .zst)."
+        Argument(
+            help="Training text: files (also .gz, .bz2, .xz, .zst), globs, URLs or - for stdin."
         ),
     ] = None,
     *,
-    out: Annotated[str, typer.Option(help="Data folder to create.")],
+    out: Annotated[str, Option(help="Data folder to create.")],
     corpus: Annotated[
         str | None,
-        typer.Option(
-            help="Download a corpus instead: state-of-the-union, wikitext-2, wikitext-103 or "
-            "billion-word."
-        ),
+        Option(help="Use a corpus: state-of-the-union, wikitext-2, wikitext-103 or billion-word."),
     ] = None,
-    valid: Annotated[
-        list[str] | None, typer.Option(help="Validation text. Can be repeated.")
-    ] = None,
-    test: Annotated[list[str] | None, typer.Option(help="Test text. Can be repeated.")] = None,
+    valid: Annotated[list[str] | None, Option(help="Validation text. Can be repeated.")] = None,
+    test: Annotated[list[str] | None, Option(help="Test text. Can be repeated.")] = None,
     ids: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Training sequences of integers instead of text: .npy, .npz or text files. Can "
-            "be repeated."
-        ),
+        Option(help="Sequences of integers instead of text: .npy, .npz or text. Can be repeated."),
     ] = None,
     names: Annotated[
-        str | None, typer.Option(help="With --ids: file of names, one per line, for 0, 1, 2, ...")
+        str | None, Option(help="With --ids: file of names, one per line, for 0, 1, 2, ...")
     ] = None,
     min_count: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="Replace words that occur fewer times than this with <unk>.",
             show_default="3; 1 for sub-words and ids",
         ),
@@ -88,7 +79,7 @@ def prepare(
     ] = None,
     vocabulary: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Use this vocabulary: vocabulary.txt, fairseq's dict.txt, or a run or data "
             "folder, which also sets --words and --bpe-codes."
         ),
@@ -97,29 +88,28 @@ def prepare(
         int | None, Size("Number of BPE merges to learn from the training text, e.g. 32k.")
     ] = None,
     bpe_codes: Annotated[
-        str | None, typer.Option(help="Split words with this file of subword-nmt codes.")
+        str | None, Option(help="Split words with this file of subword-nmt codes.")
     ] = None,
     words: Words = None,
     lowercase: Lowercase = False,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
     processes: Annotated[
-        int | None,
-        typer.Option(help="Number of processes that read text.", show_default="one per core"),
+        int | None, Option(help="Number of processes that read text.", show_default="one per core")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="Read text with local processes (processes) or on a cluster (dask).")
+        str, Option(help="Read text with local processes (processes) or on a cluster (dask).")
     ] = "processes",
     scheduler: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="With --engine dask: scheduler address, e.g. tcp://10.0.0.1:8786, or local for "
             "a cluster of --processes on this machine.",
             show_default="local",
         ),
     ] = None,
     cache: Annotated[
-        str | None, typer.Option(help="Folder for downloads.", show_default="~/.cache/zipflm")
+        str | None, Option(help="Folder for downloads.", show_default="~/.cache/zipflm")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import (
     INTERRUPTED,
@@ -54,21 +55,18 @@ def evaluate(
     ctx: typer.Context,
     runs: Annotated[
         list[str],
-        typer.Argument(
-            help="A run folder or one of its checkpoints; or several files from `zipflm score`, "
-            "for the perplexity of their averaged probabilities."
-        ),
+        Argument(help="A run or checkpoint; or several files from `zipflm score` to average."),
     ],
     *,
-    data: Annotated[str | None, typer.Option(help="Data folder to score.")] = None,
+    data: Annotated[str | None, Option(help="Data folder to score.")] = None,
     split: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Split of the data folder to score: train, valid or test.", show_default="test"
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text file to score instead of --data; - for stdin.")
+        str | None, Option(help="Text file to score instead of --data; - for stdin.")
     ] = None,
     encoding: Encoding = "utf-8",
     errors: Errors = "strict",
@@ -76,7 +74,7 @@ def evaluate(
     context: Context = None,
     break_mode: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--break",
             help="Where to split the text: none (anywhere), complete (between lines), sentence "
             "(one line per block) or stream (anywhere; recurrent decoders keep their state).",
@@ -88,15 +86,14 @@ def evaluate(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="With several files: one weight per file, e.g. 0.6,0.4, or `fit` to find the "
             "weights with the lowest perplexity on this text.",
             show_default="equal",
         ),
     ] = None,
     out: Annotated[
-        str | None,
-        typer.Option(help="With several files: also write the averaged scores to this file."),
+        str | None, Option(help="With several files: also write the averaged scores to this file.")
     ] = None,
     memory: Memory = None,
     device: Device = None,
@@ -112,16 +109,7 @@ def evaluate(
     from zipflm.training import distributed
 
     if len(runs) > 1:
-        if folder := next(filter(os.path.isdir, runs), None):
-            raise ValueError(
-                f"{folder}: evaluate one run at a time; to average runs, score the same text with "
-                "each (zipflm score RUN TEXT > FILE) and evaluate these files"
-            )
-        for param in ctx.command.params:
-            source = ctx.get_parameter_source(param.name or "")
-            is_for_files = param.name in ("runs", "weights", "out", "as_json")
-            if source is not None and source.name == "COMMANDLINE" and not is_for_files:
-                raise ValueError(f"{param.opts[0]}: not for files of scores; leave it out")
+        _check_score_files(ctx, runs)
         _average(runs, weights, out, as_json)
         return
     if weights or out:
@@ -147,6 +135,20 @@ def evaluate(
         echo(result.as_json() if as_json else result.as_text())
 
 
+def _check_score_files(ctx: typer.Context, files: list[str]) -> None:
+    """Raise ValueError for folders, and for options that only apply to runs."""
+    if folder := next(filter(os.path.isdir, files), None):
+        raise ValueError(
+            f"{folder}: evaluate one run at a time; to average runs, score the same text with "
+            "each (zipflm score RUN TEXT > FILE) and evaluate these files"
+        )
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        is_for_files = param.name in ("runs", "weights", "out", "as_json")
+        if source is not None and source.name == "COMMANDLINE" and not is_for_files:
+            raise ValueError(f"{param.opts[0]}: not for files of scores; leave it out")
+
+
 def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
     """Print the perplexity of several files of scores, averaged word by word."""
     from zipflm.data.text import STDIN
@@ -170,51 +172,43 @@ def _average(files: list[str], weights: str | None, out: str | None, as_json: bo
 def compare(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings to change in every model, e.g. decoder.num_layers=8."),
+        Argument(help="Settings to change in every model, e.g. decoder.num_layers=8."),
     ] = None,
     *,
-    data: Annotated[str, typer.Option(help="Data folder; BPE models use its subfolder bpe/.")],
+    data: Annotated[str, Option(help="Data folder; BPE models use its subfolder bpe/.")],
     preset: Annotated[
         str,
-        typer.Option(
-            help="Models to train: all of a dataset, e.g. demo or billion-word/large, or one, "
-            "e.g. demo/SM. `zipflm info` lists them."
+        Option(
+            help="Models to train, e.g. demo, billion-word/large or demo/SM; see `zipflm info`."
         ),
     ],
-    out: Annotated[str, typer.Option(help="Study folder to create or continue.")],
+    out: Annotated[str, Option(help="Study folder to create or continue.")],
     factorizations: Annotated[
-        list[str] | None,
-        typer.Option(help="Train only these models, e.g. ADP-T,SM.", show_default="all"),
+        list[str] | None, Option(help="Train only these models, e.g. ADP-T,SM.", show_default="all")
     ] = None,
     seeds: Seeds = 1,
     recipe: Recipe = "paper",
     bands: Bands = None,
     tail_dropout: TailDropout = None,
     decoders: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare decoders instead, from transformer,gcnn,lstm,qrnn."),
+        list[str] | None, Option(help="Compare decoders instead, from transformer,gcnn,lstm,qrnn.")
     ] = None,
     equal: Annotated[
-        str,
-        typer.Option(help="Give every model equal updates (as in the paper), text or seconds."),
+        str, Option(help="Give every model equal updates (as in the paper), text or seconds.")
     ] = "updates",
     grid: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="A setting and values to try, e.g. training.optimizer.lr=1e-3,3e-3. Every model "
             "uses the value with the lowest loss on the validation set. Can be repeated."
         ),
     ] = None,
     memory: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Also score every model with this cache, e.g. cache:2000, in an extra row. Can "
-            "be repeated."
-        ),
+        Option(help="Also score every model with this cache, e.g. cache:2000. Can be repeated."),
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only list the models to train and the estimated time."),
+        bool, Option("--dry-run", help="Only list the models to train and the estimated time.")
     ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,
@@ -262,32 +256,24 @@ def compare(
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            help="Run folders or checkpoints; or a study folder, to write its report again to "
-            "--out."
+        Argument(
+            help="Run folders or checkpoints; or one study folder, to write its report again."
         ),
     ],
     *,
     data: Annotated[
         str | None,
-        typer.Option(help="Data folder, required for a report. BPE models use its subfolder bpe/."),
+        Option(help="Data folder, required for a report; BPE models use its subfolder bpe/."),
     ] = None,
-    out: Annotated[
-        str | None, typer.Option(help="Folder to write to, required for a report.")
-    ] = None,
+    out: Annotated[str | None, Option(help="Folder to write to, required for a report.")] = None,
     curves: Annotated[
         str | None,
-        typer.Option(
-            help="Plot training curves to this file, .png, .svg or .pdf. Does not need --data or "
-            "--out."
-        ),
+        Option(help="Plot training curves to this .png, .svg or .pdf file; needs no other option."),
     ] = None,
-    x: Annotated[
-        str, typer.Option(help="x axis of --curves: update, seconds or epoch.")
-    ] = "update",
+    x: Annotated[str, Option(help="x axis of --curves: update or seconds.")] = "update",
     context_sizes: Annotated[
         list[str] | None,
-        typer.Option(help="Also score with each of these context sizes, in tokens, e.g. 0,480."),
+        Option(help="Also score with each of these context sizes, in tokens, e.g. 0,480."),
     ] = None,
     block: Block = None,
     checkpoint: Checkpoint = None,

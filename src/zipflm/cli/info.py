@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from zipflm.cli.app import Device, Json, Overrides, Size, command, echo
+from zipflm.cli.app import Device, Json, Overrides, command, echo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,12 +33,12 @@ _COMMENT_COLUMN = 44
     "zipflm info wikitext-2/ADP-T --recipe modern decoder.num_layers=8",
     "zipflm info demo/SM > my.cfg   (for: zipflm train demo/SM @my.cfg ...)",
     "zipflm info --paper",
-    "zipflm info --data data/words --dim 64 --tails 2 --json",
+    "zipflm info --data data/words --dim 64 --json",
 )
 def info(
     preset: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="A model, e.g. tiny/ADP-T, to show its settings and parameter counts; or a "
             "dataset, e.g. tiny, to list its models.",
             show_default="list all datasets",
@@ -46,44 +47,20 @@ def info(
     overrides: Overrides = None,
     *,
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Recipe of the model: paper or modern.", show_default="paper"),
+        str | None, Option(help="Recipe of the model: paper or modern.", show_default="paper")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="With a model: use the vocabulary of this data folder. Without one: suggest "
             "bands for this data folder, or for a file of words and counts (dict.txt)."
         ),
     ] = None,
     paper: Annotated[
-        bool,
-        typer.Option("--paper", help="Compare parameter counts with those in the paper."),
+        bool, Option("--paper", help="Compare parameter counts with those in the paper.")
     ] = False,
     dim: Annotated[
-        int | None,
-        typer.Option(help="For bands: width of the head and the model.", show_default="1024"),
-    ] = None,
-    factor: Annotated[
-        float | None,
-        typer.Option(
-            help="For bands: each band is narrower than the previous by this factor.",
-            show_default="4",
-        ),
-    ] = None,
-    budget: Annotated[
-        int | None,
-        Size("For bands: maximum number of parameters, e.g. 40M.", "that of the paper's bands"),
-    ] = None,
-    tails: Annotated[
-        int | None,
-        typer.Option(help="For bands: number of tails.", show_default="the best of 0 to 3"),
-    ] = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option(
-            help="For bands: minimum share of the text in the head, 0 to 1.", show_default="0"
-        ),
+        int | None, Option(help="For bands: width of the head and the model.", show_default="1024")
     ] = None,
     device: Device = None,
     as_json: Json = False,
@@ -95,23 +72,14 @@ def info(
     from zipflm.api import assignments
     from zipflm.presets import DATASETS, parse_name
 
-    band_options = {
-        "dim": dim,
-        "factor": factor,
-        "budget": budget,
-        "tails": tails,
-        "coverage": coverage,
-        "device": device,
-    }
-    given = {name: value for name, value in band_options.items() if value is not None}
     name = None if preset is None else parse_name(preset)
     is_model = name is not None and name.factorization is not None
     if preset and name and name.dataset not in DATASETS and os.path.exists(preset):
         raise ValueError(f"{preset}: not a preset; to suggest bands for it, use --data {preset}")
     if paper and (preset or data):
         raise ValueError("--paper: cannot be combined with a preset or --data; leave them out")
-    if given and (preset or not data):
-        raise ValueError(f"--{next(iter(given))}: only for bands; use it with --data and no preset")
+    if dim is not None and (preset or not data):
+        raise ValueError("--dim: only for bands; use it with --data and no preset")
     if not is_model and (overrides or recipe or (preset and data)):
         raise ValueError("settings, --recipe: only for a single model; name one, e.g. tiny/ADP-T")
     if paper:
@@ -120,7 +88,7 @@ def info(
         config = _resolve(preset, recipe or "paper", assignments(overrides or []), data)
         _show_model(config, as_json)
     elif data:
-        _show_bands(data, given, as_json)
+        _show_bands(data, 1024 if dim is None else dim, device, as_json)
     else:
         _show_presets(name, as_json)
 
@@ -141,8 +109,8 @@ def _show_model(config: Config, as_json: bool) -> None:
     settings, total = list(fields_of(config)), config.num_params()
     parts = {**config.params_by_part(), "total": total}
     if as_json:
-        facts = {"settings": [asdict(field) for field in settings], "parameters": parts}
-        echo(json.dumps(facts, indent=1))
+        described = {"settings": [asdict(field) for field in settings], "parameters": parts}
+        echo(json.dumps(described, indent=1))
         return
     for field in settings:
         comment = f"# {field.type}" + (f": {field.help}" if field.help else "")
@@ -165,41 +133,32 @@ def _show_paper(as_json: bool) -> None:
     from zipflm.presets import from_name
     from zipflm.studies.paper import MODELS
 
-    counts = [(model, from_name(model.preset).num_params()) for model in MODELS]
-    matches = [model.matches(count) for model, count in counts]
+    rows = []
+    for model in MODELS:
+        count = from_name(model.preset).num_params()
+        rows.append({**asdict(model), "parameters": count, "match": model.matches(count)})
     if as_json:
-        rows = [
-            {**asdict(model), "parameters": count, "match": model.matches(count)}
-            for model, count in counts
-        ]
         echo(json.dumps(rows, indent=1))
     else:
-        rows = [
-            {
-                "table": model.table,
-                "row": model.row,
-                "preset": model.preset,
-                "parameters": count,
-                "paper": f"{model.params}M",
-                "match": "yes" if model.matches(count) else "NO",
-            }
-            for model, count in counts
+        shown = [
+            {name: row[name] for name in ("table", "row", "preset", "parameters")}
+            | {"paper": f"{row['params']}M", "match": "yes" if row["match"] else "NO"}
+            for row in rows
         ]
-        _print(_table(rows))
-        echo(f"{sum(matches)} of {len(rows)} rows match the paper")
-    if not all(matches):
+        _print(_table(shown))
+        echo(f"{sum(row['match'] for row in rows)} of {len(rows)} rows match the paper")
+    if not all(row["match"] for row in rows):
         raise typer.Exit(1)
 
 
-def _show_bands(data: str, options: dict[str, Any], as_json: bool) -> None:
+def _show_bands(data: str, dim: int, device: str | None, as_json: bool) -> None:
     from zipflm.evaluation.device import resolve_device
     from zipflm.model.band_search import DEVICES, paper_bands, suggest, weigh
 
-    speeds = "cpu" if resolve_device(options.pop("device", None)) == "cpu" else "h200"
+    speeds = "cpu" if resolve_device(device) == "cpu" else "h200"
     counts, costs = _counts(Path(data)), DEVICES[speeds]
-    options = {"dim": 1024, "factor": 4, **options}
-    suggested = suggest(counts, **options, costs=costs)
-    paper = weigh(paper_bands(len(counts), options["dim"], options["factor"]), counts, costs)
+    suggested = suggest(counts, dim=dim, costs=costs)
+    paper = weigh(paper_bands(len(counts), dim), counts, costs)
     if as_json:
         rows = {"suggested": _plain(suggested), "paper": _plain(paper)}
         echo(json.dumps({"speeds": speeds} | rows, indent=1))

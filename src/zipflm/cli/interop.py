@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import (
     Checkpoint,
@@ -39,18 +39,16 @@ def _huggingface() -> ModuleType:
 )
 def export(
     run: Run,
-    out: Annotated[str, typer.Argument(help="Folder to create, for from_pretrained.")],
+    out: Annotated[str, Argument(help="Folder to create, for from_pretrained.")],
     *,
-    format: Annotated[str, typer.Option(help="Format to write: only hf (transformers).")] = "hf",
+    format: Annotated[Literal["hf"], Option(help="Format to write (transformers).")] = "hf",
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
-        str, typer.Option(help="Maximum size of a weights file; larger models are split.")
+        str, Option(help="Maximum size of a weights file; larger models are split.")
     ] = "5GB",
     as_json: Json = False,
 ) -> None:
     """Export a run as a transformers model with tokenizer and model card."""
-    if format != "hf":
-        raise ValueError(f"--format {format}: choose from hf")
     from zipflm.runs.folder import parse_choice
 
     exchange = _huggingface()
@@ -69,37 +67,26 @@ def export(
 def import_(
     source: Annotated[
         str,
-        typer.Argument(
-            help="A transformers folder, from `zipflm export` or save_pretrained; or a fairseq "
-            "language model, *.pt."
-        ),
+        Argument(help="A folder from `zipflm export` or save_pretrained, or a fairseq *.pt file."),
     ],
-    out: Annotated[str, typer.Argument(help="Run folder to create.")],
+    out: Annotated[str, Argument(help="Run folder to create.")],
     *,
     format: Annotated[
-        str | None,
-        typer.Option(
-            help="Format of the source: hf or fairseq.",
-            show_default="hf for a folder, fairseq for a file",
-        ),
+        Literal["hf", "fairseq"] | None,
+        Option(help="Format of the source.", show_default="hf for a folder, fairseq for a file"),
     ] = None,
     dictionary: Annotated[
         str | None,
-        typer.Option(
-            "--dict", help="For fairseq (required): dict.txt of the data it was trained on."
-        ),
+        Option("--dict", help="For fairseq (required): dict.txt of the data it was trained on."),
     ] = None,
     bpe_codes: Annotated[
-        str | None,
-        typer.Option(help="For fairseq: subword-nmt codes of a sub-word model."),
+        str | None, Option(help="For fairseq: subword-nmt codes of a sub-word model.")
     ] = None,
     words: Words = None,
     lowercase: Lowercase = False,
     as_json: Json = False,
 ) -> None:
     """Create a run folder from a transformers or fairseq model."""
-    if format not in (None, "hf", "fairseq"):
-        raise ValueError(f"--format {format}: choose from hf, fairseq")
     if not os.path.exists(source):
         raise ValueError(f"{source}: no such file or folder; check the name")
     if (format or ("hf" if os.path.isdir(source) else "fairseq")) == "hf":
@@ -110,7 +97,7 @@ def import_(
             ("--lowercase", lowercase),
         ):
             if value:
-                raise ValueError(f"{option}: only for fairseq, and {source} is hf; leave it out")
+                raise ValueError(f"{option}: only for a fairseq file, not a folder; leave it out")
         exchange = _huggingface()
         with cleanup_on_sigterm():
             config = exchange.import_run(source, Path(out))
@@ -133,7 +120,7 @@ def import_(
 def _show(config: Config, out: str, as_json: bool, *, checkpoint: str | None = None) -> None:
     parameters, unit = config.num_params(), config.batches.unit
     if as_json:
-        facts = {
+        described = {
             "out": out,
             "name": config.name,
             "checkpoint": checkpoint,
@@ -141,7 +128,7 @@ def _show(config: Config, out: str, as_json: bool, *, checkpoint: str | None = N
             "vocabulary": config.vocab_size,
             "unit": unit,
         }
-        echo(json.dumps(facts, indent=1))
+        echo(json.dumps(described, indent=1))
         return
     name = config.name if checkpoint is None else f"{config.name}, {checkpoint}"
     echo(f"{out}: {name}, {parameters:,} parameters, vocabulary size {config.vocab_size:,}")

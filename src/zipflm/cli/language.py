@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import (
     Block,
@@ -26,6 +26,7 @@ from zipflm.cli.app import (
     echo,
     echo_stderr,
     print_error,
+    show_progress,
     split_commas,
 )
 from zipflm.messages import lines as printable_lines
@@ -41,40 +42,36 @@ def score(
     run: Run,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Text files or quoted globs. Can be compressed (.gz, .bz2, .xz, .zst).",
-            show_default="stdin",
+        Argument(
+            help="Text files (also .gz, .bz2, .xz, .zst) or quoted globs.", show_default="stdin"
         ),
     ] = None,
     *,
     per: Annotated[
-        str, typer.Option(help="Print one row per word, line or document (file), or a total.")
+        str, Option(help="Print one row per word, line or document (file), or a total.")
     ] = "word",
     output_format: Annotated[
-        str, typer.Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
+        str, Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
     ] = "tsv",
     as_json: Json = False,
     in_bits: Annotated[
-        bool, typer.Option("--bits", help="Print surprisals in bits instead of log-probabilities.")
+        bool, Option("--bits", help="Print surprisals in bits instead of log-probabilities.")
     ] = False,
     log10: Annotated[
-        bool, typer.Option("--log10", help="Print logarithms to base 10, as KenLM does.")
+        bool, Option("--log10", help="Print logarithms to base 10, as KenLM does.")
     ] = False,
     top: Annotated[
-        int, typer.Option(help="Also list the K most likely words at each position (0: none).")
+        int, Option(help="Also list the K most likely words at each position (0: none).")
     ] = 0,
     prefix: Annotated[
         str,
-        typer.Option(
-            help="Context to add before every line, or before every file with --lines running."
-        ),
+        Option(help="Context to add before every line, or before every file with --lines running."),
     ] = "",
     lines: Annotated[
-        str,
-        typer.Option(help="Score lines as independent texts, or as one running text."),
+        str, Option(help="Score lines as independent texts, or as one running text.")
     ] = "independent",
     ends: Annotated[
-        bool, typer.Option("--ends/--no-ends", help="Include line ends in rows and sums.")
+        bool, Option("--ends/--no-ends", help="Include line ends in rows and sums.")
     ] = True,
     errors: Errors = "strict",
     encoding: Encoding = "utf-8",
@@ -89,9 +86,7 @@ def score(
 
     With --json, every row is a line of JSON.
     """
-    from zipflm.cli.progress import progress_bar
     from zipflm.data.text import expand
-    from zipflm.evaluation.progress import on_progress
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
 
@@ -121,8 +116,7 @@ def score(
         memory=memory or (),
     )
     # A progress bar would overwrite rows on the same terminal.
-    bar = nullcontext(lambda *_: None) if sys.stdout.isatty() else progress_bar()
-    with bar as report, on_progress(report):
+    with show_progress(is_hidden=sys.stdout.isatty()):
         for rows in score_files(lm, names, options):
             _write_rows(rows)
 
@@ -134,22 +128,22 @@ def score(
 def generate(
     run: Run,
     *,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    max_words: Annotated[int, typer.Option(help="Maximum number of words to generate.")] = 50,
+    prompt: Annotated[str, Option(help="Text to continue.")] = "",
+    max_words: Annotated[int, Option(help="Maximum number of words to generate.")] = 50,
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature (0: always the most likely word).")
+        float, Option(help="Sampling temperature (0: always the most likely word).")
     ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the K most likely words (0: all).")] = 0,
+    top_k: Annotated[int, Option(help="Sample from the K most likely words (0: all).")] = 0,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the most likely words with this total probability.")
+        float, Option(help="Sample from the most likely words with this total probability.")
     ] = 1.0,
     seed: Annotated[
-        int | None, typer.Option(help="Seed for reproducible texts.", show_default="random")
+        int | None, Option(help="Seed for reproducible texts.", show_default="random")
     ] = None,
-    num: Annotated[int, typer.Option(help="Number of texts to generate.")] = 1,
-    lines: Annotated[int, typer.Option(help="Maximum number of lines per text (0: no limit).")] = 1,
+    num: Annotated[int, Option(help="Number of texts to generate.")] = 1,
+    lines: Annotated[int, Option(help="Maximum number of lines per text (0: no limit).")] = 1,
     forbid_unknown: Annotated[
-        bool, typer.Option("--forbid-unknown/--allow-unknown", help="Never generate <unk>.")
+        bool, Option("--forbid-unknown/--allow-unknown", help="Never generate <unk>.")
     ] = True,
     as_json: Json = False,
     memory: Memory = None,
@@ -215,22 +209,19 @@ def generate(
 def rescore(
     run: Run,
     nbest: Annotated[
-        str,
-        typer.Argument(
-            help="File of n-best lists, or - for stdin. Can be compressed (.gz, .bz2, .xz, .zst)."
-        ),
+        str, Argument(help="File of n-best lists (also .gz, .bz2, .xz, .zst), or - for stdin.")
     ],
     *,
     format: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Format of the lists: kaldi, moses, jsonl or tsv.",
             show_default="from the file name, for .jsonl and .tsv",
         ),
     ] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Weights of the model's score (lm), the number of words (words) and the scores "
             "in the list, e.g. lm=0.7,words=-0.2.",
             show_default="lm=1, words=0, total=1 if the list has a total, else 1 for each score",
@@ -238,40 +229,34 @@ def rescore(
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(
-            help="File of reference transcripts. The weights are tuned for the lowest word error "
-            "rate."
-        ),
+        Option(help="Reference transcripts; weights are tuned for the lowest word error rate."),
     ] = None,
     tune: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="With --reference: weights to tune.",
             show_default="lm,words, except those in --weights",
         ),
     ] = None,
     scores: Annotated[
         list[str] | None,
-        typer.Option(help="For kaldi: files with a score per hypothesis, e.g. ac=ac.txt."),
+        Option(help="For kaldi: files with a score per hypothesis, e.g. ac=ac.txt."),
     ] = None,
     costs: Annotated[
         list[str] | None,
-        typer.Option(
-            help="For kaldi: files with a cost (negative score) per hypothesis, e.g. ac=1.acwts."
-        ),
+        Option(help="For kaldi: files with a cost per hypothesis, e.g. ac=1.acwts."),
     ] = None,
     encoding: Encoding = "utf-8",
-    name: Annotated[str, typer.Option(help="Name of the model's score in the output.")] = "lm",
+    name: Annotated[str, Option(help="Name of the model's score in the output.")] = "lm",
     out: Annotated[
-        str | None,
-        typer.Option(help="Write the sorted lists to this file.", show_default="stdout"),
+        str | None, Option(help="Write the sorted lists to this file.", show_default="stdout")
     ] = None,
     scores_out: Annotated[
         str | None,
-        typer.Option(help="For kaldi: write each hypothesis id with model score and total here."),
+        Option(help="For kaldi: write each hypothesis id with model score and total here."),
     ] = None,
     one_best: Annotated[
-        bool, typer.Option("--one-best", help="Write only the best hypothesis of each utterance.")
+        bool, Option("--one-best", help="Write only the best hypothesis of each utterance.")
     ] = False,
     memory: Memory = None,
     checkpoint: Checkpoint = None,
@@ -282,8 +267,6 @@ def rescore(
 
     With --reference, the weights are tuned on these lists and printed on stderr.
     """
-    from zipflm.cli.progress import progress_bar
-    from zipflm.evaluation.progress import on_progress
     from zipflm.language import rescoring
     from zipflm.language.weights import parse_weights
 
@@ -302,8 +285,7 @@ def rescore(
         one_best=one_best,
     )
     to_terminal = out in (None, "-") and sys.stdout.isatty()
-    bar = nullcontext(lambda *_: None) if to_terminal else progress_bar("hypotheses")
-    with cleanup_on_sigterm(), bar as report, on_progress(report):
+    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=to_terminal):
         rescoring.rescore_file(
             nbest,
             options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from zipflm.cli.app import (
     Block,
@@ -39,16 +40,14 @@ app.add_typer(memory_app, name="memory")
 def build(
     run: Run,
     *,
-    data: Annotated[str, typer.Option(help="Data folder to store.")],
-    out: Annotated[str, typer.Option(help="Store folder to create or continue.")],
-    split: Annotated[str, typer.Option(help="Split to store: train, valid or test.")] = "train",
+    data: Annotated[str, Option(help="Data folder to store.")],
+    out: Annotated[str, Option(help="Store folder to create or continue.")],
+    split: Annotated[str, Option(help="Split to store: train, valid or test.")] = "train",
     max_keys: Annotated[int | None, Size("Store only the first N tokens, e.g. 5M.", "all")] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Data type of the keys: float16 or float32.")
-    ] = "float16",
+    dtype: Annotated[str, Option(help="Data type of the keys: float16 or float32.")] = "float16",
     index: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--index/--no-index",
             help="Build an index for search on a CPU (needs faiss).",
             show_default="for 2M keys or more",
@@ -57,7 +56,7 @@ def build(
     block: Block = None,
     context: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="Number of tokens of each block that are context and not stored.",
             show_default="from the run, but at least 32 or a quarter of the block",
         ),
@@ -72,7 +71,7 @@ def build(
     from zipflm import api
 
     with cleanup_on_sigterm(), show_progress():
-        facts = api.build_memory(
+        store = api.build_memory(
             run,
             data=data,
             out=out,
@@ -86,7 +85,7 @@ def build(
             device=device,
             say=echo,
         )
-    echo(f"{out}: {facts.plan.keys:,} keys of {facts.plan.dim} numbers, {facts.plan.dtype}")
+    echo(f"{out}: {store.plan.keys:,} keys of {store.plan.dim} numbers, {store.plan.dtype}")
 
 
 @command(
@@ -98,12 +97,11 @@ def build(
 def tune(
     run: Run,
     *,
-    data: Annotated[str, typer.Option(help="Data folder to tune on.")],
-    split: Annotated[str, typer.Option(help="Split to tune on: train or valid.")] = "valid",
+    data: Annotated[str, Option(help="Data folder to tune on.")],
+    split: Annotated[str, Option(help="Split to tune on: train or valid.")] = "valid",
     memory: Memory = None,
     figure: Annotated[
-        str | None,
-        typer.Option(help="Also plot perplexity against cache size to this file."),
+        str | None, Option(help="Also plot perplexity against cache size to this file.")
     ] = None,
     block: Block = None,
     context: Context = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import Checkpoint, Device, Dtype, Memory, command, print_error
 
@@ -17,34 +17,32 @@ from zipflm.cli.app import Checkpoint, Device, Dtype, Memory, command, print_err
 def serve(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Run folders or checkpoints; the first is the default model.",
             show_default="state-of-the-union, included in zipflm",
         ),
     ] = None,
     *,
     host: Annotated[
-        str, typer.Option(help="Address to bind to. Use 0.0.0.0 to accept remote connections.")
+        str, Option(help="Address to bind to. Use 0.0.0.0 to accept remote connections.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on (0: any free port).")
+        int, Option(min=0, max=65535, help="Port to listen on (0: any free port).")
     ] = 8000,
     max_batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tokens per batch.")
+        int, Option(min=1, help="Maximum number of tokens per batch.")
     ] = 8192,
     max_text_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tokens per text, prompt included.")
+        int, Option(min=1, help="Maximum number of tokens per text, prompt included.")
     ] = 4096,
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Maximum queue length. Further requests are rejected.")
+        int, Option(min=1, help="Maximum queue length. Further requests are rejected.")
     ] = 256,
     api_key_file: Annotated[
-        str | None,
-        typer.Option(help="File of API keys, one per line. Without it, no key is required."),
+        str | None, Option(help="File of API keys, one per line. Without it, no key is required.")
     ] = None,
     cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Allow browser requests from this origin. Can be repeated."),
+        list[str] | None, Option(help="Allow browser requests from this origin. Can be repeated.")
     ] = None,
     memory: Memory = None,
     checkpoint: Checkpoint = None,

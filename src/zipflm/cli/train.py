@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from zipflm.cli.app import STALL_SECONDS, Device, Overrides, Recipe, StallSeconds, command
 
@@ -18,16 +18,15 @@ from zipflm.cli.app import STALL_SECONDS, Device, Overrides, Recipe, StallSecond
 )
 def train(
     preset: Annotated[
-        str | None,
-        typer.Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists them."),
+        str | None, Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists them.")
     ] = None,
     overrides: Overrides = None,
     *,
-    data: Annotated[str, typer.Option(help="Data folder from `zipflm prepare`.")],
-    out: Annotated[str, typer.Option(help="Run folder to create or resume.")],
+    data: Annotated[str, Option(help="Data folder from `zipflm prepare`.")],
+    out: Annotated[str, Option(help="Run folder to create or resume.")],
     from_run: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             help="Start from the model and weights of this run or checkpoint instead of a preset. "
             "Prepare the data with its vocabulary.",
@@ -35,11 +34,11 @@ def train(
     ] = None,
     recipe: Recipe = "paper",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the newest checkpoint in --out.")
+        bool, Option("--resume", help="Resume from the newest checkpoint in --out.")
     ] = False,
     resume_if_any: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--resume-if-any",
             help="Resume if --out has a run, otherwise start a new one. Use this with torchrun "
             "--max-restarts and job schedulers that restart failed commands.",
@@ -47,13 +46,12 @@ def train(
     ] = False,
     keep: Annotated[
         int,
-        typer.Option(
-            min=0, help="Number of recent checkpoints to keep, besides the best (0: all)."
+        Option(
+            min=0, help="Number of recent checkpoints to keep, in addition to the best (0: all)."
         ),
     ] = 3,
     other_text: Annotated[
-        bool,
-        typer.Option("--other-text", help="With --resume: allow a different training text."),
+        bool, Option("--other-text", help="With --resume: allow a different training text.")
     ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,

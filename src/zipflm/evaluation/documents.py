@@ -176,8 +176,8 @@ class _Extras:
             lists = map(list, map(zip, ids.tolist(), values.tolist()))
             top |= zip(positions.tolist(), lists, strict=True)
         ranks: dict[int, int] = {}
-        for positions, found in self._ranks:
-            ranks |= zip(positions.tolist(), found.tolist(), strict=True)
+        for positions, values in self._ranks:
+            ranks |= zip(positions.tolist(), values.tolist(), strict=True)
         sources: dict[int, Source] = {}
         for positions, parts, nearest in self._sources:
             stores = [rows.tolist() for rows in nearest]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zipflm.config import Blocks, BreakMode, Config, Splitting
+from zipflm.config import Blocks, BreakMode, Config
 from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
@@ -25,7 +24,7 @@ from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.evaluation.device import resolve_device
 from zipflm.evaluation.progress import progress_label
-from zipflm.evaluation.protocol import TokenScores
+from zipflm.evaluation.protocol import Evaluation
 from zipflm.evaluation.scoring import score
 from zipflm.evaluation.sharing import ALONE, Share
 from zipflm.memory.specs import open_memories
@@ -102,103 +101,6 @@ class ResolvedOptions:
     dtype: Precision
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores with the details that a report includes."""
-
-    scores: TokenScores
-    seconds: float
-    run: str
-    checkpoint: str
-    """Name of the checkpoint folder."""
-    source: str
-    """The data folder or the text file."""
-    split: str | None
-    vocabulary: str
-    """Hash of the vocabulary."""
-    device: str
-    num_bytes: int
-    """Size of the normalized text: words joined by single spaces, one newline per line."""
-    out_of_vocabulary: int
-    """Number of words replaced by `<unk>`."""
-    splitting: Splitting
-    """Rule that split the text into words."""
-
-    @property
-    def perplexity(self) -> float:
-        """Per word."""
-        return self.scores.perplexity
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """None if the text cannot be reconstructed from the words: `<unk>` loses the spelling, and
-        splitting punctuation or lowercasing loses spaces and capitals."""
-        is_encoded = self.splitting.is_plain and not self.out_of_vocabulary
-        return self.scores.bits_per_byte(self.num_bytes) if is_encoded else None
-
-    def report(self) -> dict[str, Any]:
-        """Return plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
-        scores, protocol = self.scores, self.scores.protocol
-        return {
-            "perplexity": scores.perplexity,
-            "nll": scores.nats_per_word,
-            "nll_sum": scores.nll_sum,
-            "unit": "word",
-            "tokens": protocol.tokens,
-            "token_unit": protocol.unit,
-            "words": protocol.words,
-            "break": protocol.blocks.break_mode,
-            "block": protocol.blocks.block,
-            "context": protocol.blocks.context,
-            "unk": protocol.unk,
-            "eos": protocol.eos,
-            "positions": protocol.positions,
-            "dtype": protocol.dtype,
-            "memory": list(protocol.memory),
-            "seconds": self.seconds,
-            "tokens_per_second": protocol.tokens / self.seconds,
-            "bits_per_byte": self.bits_per_byte,
-            "bytes": self.num_bytes,
-            "out_of_vocabulary": self.out_of_vocabulary,
-            "splitting": asdict(self.splitting),
-            "run": self.run,
-            "checkpoint": self.checkpoint,
-            "source": self.source,
-            "split": self.split,
-            "vocabulary": self.vocabulary,
-            "device": self.device,
-        }
-
-    def as_json(self) -> str:
-        return json.dumps(self.report(), indent=1)
-
-    def as_text(self) -> str:
-        scores, protocol, blocks = self.scores, self.scores.protocol, self.scores.protocol.blocks
-        return "\n".join(
-            [
-                f"perplexity  {scores.perplexity:.4f} per word ({scores.nats_per_word:.5f} nats)",
-                f"checkpoint  {self.checkpoint} of {self.run}",
-                f"scored      {protocol.tokens:,} tokens, {protocol.words:,} words, of these "
-                f"{protocol.eos:,} line ends and {protocol.unk:,} unknown",
-                f"protocol    block {blocks.block}, context {blocks.context}, break "
-                f"{blocks.break_mode}, {protocol.dtype}",
-                *(f"memory      {name}" for name in protocol.memory),
-                f"bits/byte   {self._bits_per_byte_in_words()}",
-                f"time        {self.seconds:.1f} s on {self.device}, "
-                f"{protocol.tokens / self.seconds:,.0f} tokens/s",
-            ]
-        )
-
-    def _bits_per_byte_in_words(self) -> str:
-        value = self.bits_per_byte
-        if value is not None:
-            return f"{value:.4f}"
-        if not self.splitting.is_plain:
-            lost = "capitals" if self.splitting.rule == "whitespace" else "the original spacing"
-            return f"not defined: {self.splitting} does not keep {lost}"
-        return f"not defined: the spelling of {self.out_of_vocabulary:,} unknown words is lost"
-
-
 def evaluate(
     run: LoadedRun | Source,
     *,
@@ -217,19 +119,17 @@ def evaluate(
     If several processes share the work (`share`), each returns the whole result.
     """
     if (data is None) == (text is None):
-        raise ValueError("give either --data, a data folder, or --text, a file to score")
-    if text is not None and split is not None:
-        raise ValueError(f"--split {split}: only applies to --data; --text is scored as a whole")
+        raise ValueError("data, text: give a data folder or a text file, not both")
     if split is not None and split not in SPLITS:
         raise ValueError(f"split={split}: choose from {', '.join(SPLITS)}")
+    if text is not None and split is not None:
+        raise ValueError(f"split={split}: only for a data folder; a text is scored as a whole")
     if check_encoding(encoding) != UTF_8 and text is None:
-        raise ValueError(
-            f"--encoding {encoding}: only applies to --text; data folders are in UTF-8"
-        )
+        raise ValueError(f"encoding={encoding}: only for a text; data folders are in UTF-8")
     if errors != "strict" and text is None:
-        raise ValueError(f"--errors {errors}: only applies to --text; data folders are in UTF-8")
-    if text is not None and str(text) == "-" and share.world_size > 1:
-        raise ValueError("--text -: several processes cannot share standard input; use a file")
+        raise ValueError(f"errors={errors}: only for a text; data folders are in UTF-8")
+    if str(text) == "-" and share.world_size > 1:
+        raise ValueError("text=-: several processes cannot share standard input; use a file")
     options = options or ScoringOptions()
 
     def load() -> LoadedRun:
@@ -310,8 +210,7 @@ def batches_of(
 
     Raises ValueError if the split was not prepared for this run, or is damaged.
     """
-    _require_same_vocabulary(run, folder)
-    _require_same_splitting(run, folder)
+    _require_same_preparation(run, folder)
     _require_same_pieces(run, folder, split)
     folder.verify(split)
     tokens = folder.tokens(split)
@@ -350,7 +249,7 @@ def _prepared(
         with report_full_disk(Path(temporary), TEMPORARY_REMEDY):
             if run.config.num_predicted < run.config.vocab_size:
                 if str(text) == "-":
-                    raise ValueError("--text -: this run must read the text twice; use a file")
+                    raise ValueError("text=-: this run must read the text twice; use a file")
                 every_word = replace(options, vocabulary=None, min_count=1)
                 words = prepare(Path(temporary) / "words", {"train": [text]}, every_word)
                 run = with_words(run, words.vocabulary.words)
@@ -359,34 +258,21 @@ def _prepared(
         yield run, folder
 
 
-def _require_same_vocabulary(run: LoadedRun, folder: DataFolder) -> None:
-    if run.vocabulary.hash != folder.vocabulary.hash:
-        raise ValueError(
-            f"{run} was trained with the vocabulary {run.vocabulary.hash} ({len(run.vocabulary)} "
-            f"words), but {folder.path} was prepared with {folder.vocabulary.hash} "
-            f"({len(folder.vocabulary)} words); prepare the text with {_options_of(run)}"
-        )
-
-
-def _require_same_splitting(run: LoadedRun, folder: DataFolder) -> None:
-    if run.splitting != folder.splitting:
-        raise ValueError(
-            f"{run} needs text prepared with {run.splitting}, but {folder.path} was prepared with "
-            f"{folder.splitting}; prepare the text with {_options_of(run)}"
-        )
+def _require_same_preparation(run: LoadedRun, folder: DataFolder) -> None:
+    codes = None if folder.codes is None else folder.codes.hash
+    for name, is_same in (
+        ("a different vocabulary", run.vocabulary.hash == folder.vocabulary.hash),
+        ("a different splitting rule", run.splitting == folder.splitting),
+        ("different BPE codes", run.codes is None or run.codes.hash == codes),
+    ):
+        if not is_same:
+            raise ValueError(
+                f"{folder.path}: was prepared with {name} than {run}; prepare the text with "
+                f"{_options_of(run)}"
+            )
 
 
 def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None:
-    if run.codes is not None and folder.codes is None:
-        raise ValueError(
-            f"{run} is a sub-word model, but {folder.path} was prepared without splitting words; "
-            f"prepare the text with {_options_of(run)}"
-        )
-    if run.codes is not None and folder.codes is not None and folder.codes.hash != run.codes.hash:
-        raise ValueError(
-            f"{run} splits words with the codes {run.codes.hash}, but {folder.path} was prepared "
-            f"with {folder.codes.hash}; prepare the text with {_options_of(run)}"
-        )
     facts = folder.split(split)
     if folder.codes is not None and facts.continued > _SHARE_OF_CONTINUED_WORDS * facts.words:
         raise ValueError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import json
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.config import Blocks, Unit
+from zipflm.config import Blocks, Splitting, Unit
 from zipflm.units import bits, perplexity
 
 
@@ -79,6 +80,103 @@ class TokenScores:
 
     def bits_per_byte(self, num_bytes: int) -> float:
         return bits(self.nll_sum) / num_bytes
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores with the details that a report includes."""
+
+    scores: TokenScores
+    seconds: float
+    run: str
+    checkpoint: str
+    """Name of the checkpoint folder."""
+    source: str
+    """The data folder or the text file."""
+    split: str | None
+    vocabulary: str
+    """Hash of the vocabulary."""
+    device: str
+    num_bytes: int
+    """Size of the normalized text: words joined by single spaces, one newline per line."""
+    out_of_vocabulary: int
+    """Number of words replaced by `<unk>`."""
+    splitting: Splitting
+    """Rule that split the text into words."""
+
+    @property
+    def perplexity(self) -> float:
+        """Per word."""
+        return self.scores.perplexity
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """None if the text cannot be reconstructed from the words: `<unk>` loses the spelling, and
+        splitting punctuation or lowercasing loses spaces and capitals."""
+        is_encoded = self.splitting.is_plain and not self.out_of_vocabulary
+        return self.scores.bits_per_byte(self.num_bytes) if is_encoded else None
+
+    def report(self) -> dict[str, Any]:
+        """Return plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
+        scores, protocol = self.scores, self.scores.protocol
+        return {
+            "perplexity": scores.perplexity,
+            "nll": scores.nats_per_word,
+            "nll_sum": scores.nll_sum,
+            "unit": "word",
+            "tokens": protocol.tokens,
+            "token_unit": protocol.unit,
+            "words": protocol.words,
+            "break": protocol.blocks.break_mode,
+            "block": protocol.blocks.block,
+            "context": protocol.blocks.context,
+            "unk": protocol.unk,
+            "eos": protocol.eos,
+            "positions": protocol.positions,
+            "dtype": protocol.dtype,
+            "memory": list(protocol.memory),
+            "seconds": self.seconds,
+            "tokens_per_second": protocol.tokens / self.seconds,
+            "bits_per_byte": self.bits_per_byte,
+            "bytes": self.num_bytes,
+            "out_of_vocabulary": self.out_of_vocabulary,
+            "splitting": asdict(self.splitting),
+            "run": self.run,
+            "checkpoint": self.checkpoint,
+            "source": self.source,
+            "split": self.split,
+            "vocabulary": self.vocabulary,
+            "device": self.device,
+        }
+
+    def as_json(self) -> str:
+        return json.dumps(self.report(), indent=1)
+
+    def as_text(self) -> str:
+        scores, protocol, blocks = self.scores, self.scores.protocol, self.scores.protocol.blocks
+        return "\n".join(
+            [
+                f"perplexity  {scores.perplexity:.4f} per word ({scores.nats_per_word:.5f} nats)",
+                f"checkpoint  {self.checkpoint} of {self.run}",
+                f"scored      {protocol.tokens:,} tokens, {protocol.words:,} words, of these "
+                f"{protocol.eos:,} line ends and {protocol.unk:,} unknown",
+                f"protocol    block {blocks.block}, context {blocks.context}, break "
+                f"{blocks.break_mode}, {protocol.dtype}",
+                *(f"memory      {name}" for name in protocol.memory),
+                f"bits/byte   {self._bits_per_byte_in_words()}",
+                f"time        {self.seconds:.1f} s on {self.device}, "
+                f"{protocol.tokens / self.seconds:,.0f} tokens/s",
+            ]
+        )
+
+    def _bits_per_byte_in_words(self) -> str:
+        value = self.bits_per_byte
+        if value is not None:
+            return f"{value:.4f}"
+        if not self.splitting.is_plain:
+            lost = "capitals" if self.splitting.rule == "whitespace" else "the original spacing"
+            return f"not defined: {self.splitting} does not keep {lost}"
+        return f"not defined: the spelling of {self.out_of_vocabulary:,} unknown words is lost"
 
 
 def count_words(ends_word: NDArray[np.bool_]) -> int:

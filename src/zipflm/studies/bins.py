@@ -53,9 +53,9 @@ class FrequencyBin:
     loss: Mapping[str, float | None]
     """Mean nll in nats by model; None for an empty bin."""
     interval: Mapping[str, Ends] = field(default_factory=dict)
-    """95 % interval of the loss, if the bin has words in several blocks of the text."""
+    """95% interval of the loss, if the bin has words in several blocks of the text."""
     difference: Mapping[str, Ends] = field(default_factory=dict)
-    """95 % interval of the difference from the reference model."""
+    """95% interval of the difference from the reference model."""
 
 
 def previous_words(word_ids: IntArray) -> IntArray:

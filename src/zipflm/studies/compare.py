@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from zipflm import __version__
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
@@ -27,7 +24,6 @@ from zipflm.studies.budgets import (
     Setting,
     calibrations,
     choose_settings,
-    describe_budget,
     grid_plans,
     parse_grid,
     seconds_per_update,
@@ -51,7 +47,8 @@ from zipflm.studies.plan import (
     with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
-from zipflm.studies.report import claim_folder, write_report
+from zipflm.studies.protocol import describe_request, describe_training
+from zipflm.studies.report import require_report_folder, write_report
 from zipflm.studies.study import SplitText, Study, Tried, build_study
 from zipflm.training import distributed, throughput
 from zipflm.training.distributed import Process, described
@@ -201,14 +198,18 @@ def compare(
     out = request.out
     with distributed.started(device) as process:
         words, plans, grid = process.run_on_all(lambda: _make_plans(request, process))
-        facts = _request_facts(request, plans)
+        protocol = describe_request(request, plans)
         with process.enter_on_first(sole_writer(out)):
             is_timed = request.equal == "seconds"
             for plan in grid_plans(plans, grid) if grid else plans:
                 # With equal times, the number of updates is not known yet.
                 check_plan(plan, process, folder=not is_timed)
-            process.run_on_first(lambda: claim_folder(out, "study"))
-            train = train or _trainer(device, is_tuned=bool(grid))
+            process.run_on_first(lambda: require_report_folder(out, is_study=True))
+            # Only the last checkpoint is compared. The whole validation set is scored later;
+            # training needs it only to choose settings.
+            train = train or partial(
+                train_run, resume=True, keep=1, device=device, whole_validation=bool(grid)
+            )
             runner = Runner(
                 words,
                 process,
@@ -216,15 +217,7 @@ def compare(
                 score or partial(score_once, share=process),
                 measure_streaming=bool(request.decoders),
             )
-            if is_timed:
-                plans = _with_equal_time(plans, out, runner)
-            plans = [
-                replace(p, config=with_validations(p.config, request.overrides)) for p in plans
-            ]
-            tried: list[Tried] = []
-            if grid and not runner.stopped:
-                planned = grid_plans(plans, grid)
-                plans, tried = choose_settings(planned, runner.train(first_seeds(planned)))
+            plans, tried = _final_plans(plans, grid, request, runner)
             for plan in plans if not runner.stopped else ():
                 check_plan(plan, process)
             splits = scored_splits(words)
@@ -236,13 +229,13 @@ def compare(
                 title=f"{subject} compared on {request.data}",
                 # The paper's tables list models of the base size.
                 dataset=dataset if size in ("", "base") else "",
-                facts=facts | study_facts(words, plans, process),
+                protocol=protocol | describe_training(words, plans, process),
                 tried=tried,
             )
             page = None
             if process.is_first and (study.finished or runner.stopped):
                 with report_full_disk(out, FULL_DISK_REMEDY):
-                    page = write_report(study, out, "study")
+                    page = write_report(study, out)
     return FinishedStudy(study, page, runner.stopped)
 
 
@@ -287,6 +280,24 @@ def _make_plans(request: Request, process: Process) -> tuple[DataFolder, list[Pl
     if grid and "valid" not in words.splits:
         raise ValueError(f"grid: {words.path} has no validation set; prepare it with --valid")
     return words, with_same_text(plans) if request.equal == "text" else plans, grid
+
+
+def _final_plans(
+    plans: list[Plan], grid: Sequence[Setting], request: Request, runner: Runner
+) -> tuple[list[Plan], list[Tried]]:
+    """Fix the number of updates and choose tuned settings, with timing and tuning runs if needed.
+
+    Also returns the settings that were tried.
+    """
+    if request.equal == "seconds":
+        plans = _with_equal_time(plans, request.out, runner)
+    plans = [
+        replace(plan, config=with_validations(plan.config, request.overrides)) for plan in plans
+    ]
+    if not grid or runner.stopped:
+        return plans, []
+    planned = grid_plans(plans, grid)
+    return choose_settings(planned, runner.train(first_seeds(planned)))
 
 
 def _with_equal_time(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
@@ -344,67 +355,8 @@ def split_text(words: DataFolder, split: str) -> SplitText:
     )
 
 
-def data_facts(words: DataFolder) -> dict[str, str]:
-    """Entries of the report's Protocol section that describe the data and metrics."""
-    return {
-        "data": f"a vocabulary of {len(words.vocabulary):,} words",
-        "folder": str(words.path),
-        "vocabulary": words.vocabulary.hash,
-        "losses": ("in nats per word; the end of a sentence counts as a word (column eos)"),
-        "unknown words": (
-            "scored like any other word: as the symbol <unk> by word models (column unk), piece by "
-            "piece by sub-word models, unless the text itself has <unk>"
-        ),
-        "time": "training only, without compilation, validation and checkpoints",
-        "tokens/s": "median of the reports in the log; counts sub-words for sub-word models",
-        "zipflm": __version__,
-        "torch": torch.__version__,
-    }
-
-
 def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:
-    pairs = [(plan, plan.with_memory(memory)) for plan in plans] if memory else zip(plans)
-    return [plan for pair in pairs for plan in pair]
-
-
-def _request_facts(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
-    facts = {
-        "preset": request.preset,
-        "recipe": "that of the preset" if request.recipe == "paper" else request.recipe,
-        "overrides": " ".join(request.overrides),
-        "held equal": describe_budget(request.equal, plans),
-        "tuned": " ".join(request.grid),
-        "streaming": ("words scored one by one, on a CPU in float32" if request.decoders else ""),
-    }
-    return {name: text for name, text in facts.items() if text}
-
-
-def study_facts(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:
-    """Entries of the report's Protocol section that describe the study."""
-    configs = [plan.config.training for plan in plans]
-    updates = _join_distinct(f"{config.max_updates:,}" for config in configs)
-    tokens = _join_distinct(f"{config.tokens_per_update:,}" for config in configs)
-    optimizer = _join_distinct(type(config.optimizer).__name__ for config in configs)
-    on_cuda = process.device.type == "cuda"
-    return data_facts(words) | {
-        "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
-        "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
-        "devices": f"{process.world_size} x {device_name(process.device)}",
-        "threads per process": str(torch.get_num_threads()),
-        "memory": "peak of the GPU allocator" if on_cuda else "peak of the whole process",
-    }
-
-
-def _join_distinct(values: Iterable[str]) -> str:
-    return " or ".join(dict.fromkeys(values))
-
-
-def _trainer(device: str | None, *, is_tuned: bool) -> Train:
-    def train(config: Config, data: DataFolder, out: Path) -> bool:
-        # Only the last checkpoint is compared. The whole validation set is scored later; training
-        # needs it only to choose settings.
-        return train_run(
-            config, data, out, resume=True, keep=1, device=device, whole_validation=is_tuned
-        )
-
-    return train
+    """Add a copy of every plan that is scored with these memories."""
+    if not memory:
+        return list(plans)
+    return [row for plan in plans for row in (plan, plan.with_memory(memory))]

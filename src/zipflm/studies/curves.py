@@ -1,4 +1,4 @@
-"""`zipflm plot`: learning curves of several runs in one figure."""
+"""`zipflm report --curves`: learning curves of several runs in one figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from zipflm.runs.folder import RunFolder, curve_of
 from zipflm.runs.records import LogLine, Report, Validation
 
-X_AXES = {"update": "updates", "seconds": "seconds of training", "epoch": "passes over the data"}
+X_AXES = {"update": "updates", "seconds": "seconds of training"}
 
 
 def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
@@ -49,26 +49,16 @@ def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -
     whole = [line for line in lines if isinstance(line, Validation) and line.share == 1]
     if not lines:
         raise ValueError(f"{name}: its log is empty; train it first")
-    x_of_update = {report.update: float(getattr(report, x)) for report in reports}
-    train = [(x_of_update[report.update], report.perplexity) for report in reports]
-    valid = [(_x_before(x_of_update, line.update), line.perplexity) for line in curve_of(lines)]
-    if train:
+    if reports:
         label = f"{name}, train"
-        axes.plot(*_columns(train), color=color, alpha=0.5, linewidth=1, label=label)
-    if valid:
+        axes.plot(*_points(reports, x), color=color, alpha=0.5, linewidth=1, label=label)
+    if validations := curve_of(lines):
         last = whole[-1].perplexity if whole else None
         label = f"{name}, valid" if last is None else f"{name}, valid {last:.1f}"
-        axes.plot(*_columns(valid), color=color, marker="o", markersize=3, label=label)
+        axes.plot(*_points(validations, x), color=color, marker="o", markersize=3, label=label)
 
 
-def _x_before(x_of_update: dict[int, float], update: int) -> float | None:
-    """Return the x value of the last report before an update."""
-    before = [known for known in x_of_update if known <= update]
-    return x_of_update[max(before)] if before else None
-
-
-def _columns(
-    points: Sequence[tuple[float | None, float | None]],
-) -> tuple[list[float], list[float]]:
-    known = [(x, y) for x, y in points if x is not None and y is not None]
-    return [x for x, _ in known], [y for _, y in known]
+def _points(lines: Sequence[LogLine], x: str) -> tuple[list[float], list[float]]:
+    """Return x and y values, without lines whose perplexity is not finite."""
+    points = [(getattr(line, x), line.perplexity) for line in lines if line.perplexity is not None]
+    return [x for x, _ in points], [y for _, y in points]

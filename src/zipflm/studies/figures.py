@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from zipflm.storage import atomic_write
-from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
+from zipflm.studies.bins import FrequencyBin
 from zipflm.studies.study import ModelRow, Study
 from zipflm.units import perplexity
 
@@ -142,18 +142,7 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
     if any(row.curve for row in study.rows):
         drawn["learning-curves"] = partial(learning_curves, study)
         drawn["perplexity-against-time"] = partial(perplexity_against_time, study)
-    if study.dataset in DATASETS:
-        for name, previous in (("word", False), ("previous-word", True)):
-            draw = partial(paper_bars, study.dataset, previous=previous)
-            drawn[f"paper-loss-by-{name}-frequency"] = draw
     return drawn
-
-
-def paper_bars(dataset: str, *, previous: bool) -> Figure:
-    by = "previous word" if previous else "word"
-    style_by_label = {label: STYLES[label] for label in BIN_MODELS[dataset]}
-    title = f"The paper: loss by frequency of the {by}, {DATASETS[dataset]} test"
-    return bar_chart(paper_bins(dataset, previous=previous), style_by_label, title, by)
 
 
 def bar_chart(

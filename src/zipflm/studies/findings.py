@@ -1,13 +1,14 @@
 """Compares every pair of models with the paper, by perplexity and by loss on rare words.
 
-A study agrees with the paper if its 95 % interval is on the same side of zero, and disagrees if it
+A study agrees with the paper if its 95% interval is on the same side of zero, and disagrees if it
 is on the other side. If the interval includes zero, the difference is not significant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -18,7 +19,6 @@ from zipflm.studies.statistics import Interval
 from zipflm.studies.study import Difference, Study, find_difference
 
 Verdict = Literal["agrees", "disagrees", "not significant"]
-_EVERY = "every pair"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,26 +38,17 @@ class PaperFinding:
         return f"{self.model} against {self.other}"
 
 
-@dataclass(frozen=True)
-class Claim:
-    name: str
-    findings: tuple[PaperFinding, ...]
-
-    def with_verdict(self, verdict: Verdict) -> list[PaperFinding]:
-        return [finding for finding in self.findings if finding.verdict == verdict]
-
-
 def paper_findings(study: Study) -> list[PaperFinding]:
     """Compare every pair of models that the paper also has, by every measure."""
     dataset = paper_dataset(study)
     rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
     tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
-    found = []
+    findings = []
     for model, other in combinations(sorted(tests, key=lambda label: tests[label]), 2):
         change = percent(math.log(tests[model] / tests[other]))
         numbers = f"{tests[model]:.2f} against {tests[other]:.2f}, {change}"
         pair = study.difference(model, other)
-        found.append(_finding("perplexity", model, other, numbers, pair, percent_of))
+        findings.append(_finding("perplexity", model, other, numbers, pair, percent_of))
     for measure, previous, differences in (
         ("loss on rare words", False, study.rare),
         ("loss after rare words", True, study.after_rare),
@@ -69,26 +60,8 @@ def paper_findings(study: Study) -> list[PaperFinding]:
             numbers = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
             numbers = numbers.replace("-", "\u2212")
             pair = find_difference(differences, model, other)
-            found.append(_finding(measure, model, other, numbers, pair, nats_of))
-    return found
-
-
-def claims(study: Study) -> list[Claim]:
-    """Group findings by measure: every pair, and the two sets of pairs that the paper discusses."""
-    found = paper_findings(study)
-    return [
-        Claim(f"{measure}, {name}", chosen)
-        for measure in dict.fromkeys(f.measure for f in found)
-        for name, is_chosen in _SELECTIONS.items()
-        if (chosen := tuple(f for f in found if f.measure == measure and is_chosen(f)))
-    ]
-
-
-_SELECTIONS: dict[str, Callable[[PaperFinding], bool]] = {
-    _EVERY: lambda f: True,
-    "ADP-T against every other": lambda f: "ADP-T" in (f.model, f.other),
-    "tied against untied": lambda f: f.model.removesuffix("-T") == f.other.removesuffix("-T"),
-}
+            findings.append(_finding(measure, model, other, numbers, pair, nats_of))
+    return findings
 
 
 def _finding(
@@ -108,33 +81,34 @@ def _finding(
     )
 
 
-def summary(found: Sequence[Claim]) -> str:
-    """Summarize all verdicts in one sentence.
+def summary(study: Study) -> str:
+    """Count the verdicts of every measure.
 
-    `perplexity, every pair: 23 of 28 agree with the paper, 3 disagree, 2 are not significant; ...`
+    `perplexity: 23 of 28 pairs agree with the paper, 3 disagree, 2 are not significant; ...`
     """
+    verdicts: dict[str, Counter[Verdict]] = {}
+    for finding in paper_findings(study):
+        verdicts.setdefault(finding.measure, Counter())[finding.verdict] += 1
     return "; ".join(
-        f"{claim.name}: {len(claim.with_verdict('agrees'))} of {len(claim.findings)} agree with "
-        f"the paper, {len(claim.with_verdict('disagrees'))} disagree, "
-        f"{len(claim.with_verdict('not significant'))} are not significant"
-        for claim in found
-        if claim.name.endswith(_EVERY)
+        f"{measure}: {counts['agrees']} of {counts.total()} pairs agree with the paper, "
+        f"{counts['disagrees']} disagree, {counts['not significant']} are not significant"
+        for measure, counts in verdicts.items()
     )
 
 
 def percent(nats: float) -> str:
     """Format a difference in nats as a change in perplexity.
 
-    >>> percent(math.log(0.9)).replace("\\u00a0", " ")
-    '\u221210.0 %'
+    >>> percent(math.log(0.9))
+    '\u221210.0%'
     """
     change = 100 * math.expm1(min(nats, 50.0))
-    return f"{change:+.1f}\u00a0%".replace("-", "\u2212")
+    return f"{change:+.1f}%".replace("-", "\u2212")
 
 
 def percent_of(interval: Interval) -> str:
-    """`-5.0 % (-6.1 to -3.9)`."""
-    low, high = (percent(end).removesuffix("\u00a0%") for end in (interval.low, interval.high))
+    """`-5.0% (-6.1 to -3.9)`."""
+    low, high = (percent(end).removesuffix("%") for end in (interval.low, interval.high))
     return f"{percent(interval.estimate)} ({low} to {high})"
 
 

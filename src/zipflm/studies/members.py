@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from zipflm.settings import from_dict, load_object, to_dict
 from zipflm.storage import atomic_write, atomic_write_text
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
-from zipflm.training.throughput import flops_per_token
 from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"
@@ -70,18 +69,6 @@ class SplitScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """The amount of training text a model has seen, and the operations this took."""
-
-    updates: int
-    words: int
-    """Running words, including line ends, also for sub-word models."""
-    passes: float
-    operations: float
-    """Additions and multiplications of all updates, from the cost model of the config."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StudyMember:
     """One trained model with one seed."""
 
@@ -97,7 +84,9 @@ class StudyMember:
     nll: FloatArray | None = None
     """Loss of every word of the analyzed split."""
     curve: tuple[CurvePoint, ...] = ()
-    seen: Seen | None = None
+    updates: int | None = None
+    words_seen: int | None = None
+    """Running words of the training text, also for sub-word models. Repeated words count again."""
     seconds: float | None = None
     """Training time, without compilation."""
     cpu_seconds: float | None = None
@@ -118,14 +107,6 @@ class StudyMember:
     @property
     def seed(self) -> int:
         return self.config.training.seed
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether training took over a third longer than the CPU time of its thread, which means
-        that other processes used the CPU."""
-        if self.seconds is None or self.cpu_seconds is None:
-            return False
-        return self.seconds > 4 / 3 * self.cpu_seconds
 
 
 @dataclass(frozen=True)
@@ -149,11 +130,11 @@ def score_run(
     options: ScoringOptions,
     share: Share = ALONE,
 ) -> ScoredRun:
-    found = {}
+    by_split = {}
     for split in splits:
         scores = score_split(run, data, split, options, share=share).scores
-        found[split] = WordScores(scores.words(), scores.protocol)
-    return ScoredRun(run.checkpoint.name, found)
+        by_split[split] = WordScores(scores.words(), scores.protocol)
+    return ScoredRun(run.checkpoint.name, by_split)
 
 
 def score_once(
@@ -163,29 +144,11 @@ def score_once(
     options: ScoringOptions,
     share: Share = ALONE,
 ) -> ScoredRun:
-    """Score with the newest checkpoint of a run and save the scores in the run folder."""
-    newest = share.run_on_all(lambda: RunFolder(run).choose("newest"))
-    return score_checkpoint(run, newest, data, splits, options, share=share)
-
-
-def score_checkpoint(
-    run: Path,
-    checkpoint: Checkpoint,
-    data: DataFolder,
-    splits: Sequence[str],
-    options: ScoringOptions,
-    *,
-    load: Callable[[], LoadedRun] | None = None,
-    keep: bool = True,
-    share: Share = ALONE,
-) -> ScoredRun:
-    """Score a checkpoint, or read its saved scores if weights and text are the same.
-
-    The model is loaded with `load`, only if needed. Processes that share the work all return the
-    scores. With `keep`, the first one saves them.
+    """Score with the newest checkpoint of a run, or read its saved scores if weights and text are
+    the same. The first process saves the scores in the run folder.
     """
-    load = load or (lambda: load_run(checkpoint.path))
-    found: dict[str, WordScores] = {}
+    checkpoint = share.run_on_all(lambda: RunFolder(run).choose("newest"))
+    by_split: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
         path = _scores_path(run, split, options.memory)
@@ -193,20 +156,19 @@ def score_checkpoint(
         saved = _find_saved(path, key, data.split(split))
         # If one process has no saved scores, all of them score.
         if any(share.all_gather(saved is None)) or saved is None:
-            loaded = loaded or share.run_on_all(load)
+            loaded = loaded or share.run_on_all(lambda: load_run(checkpoint.path))
             saved = score_run(loaded, data, [split], options, share).splits[split]
-            if keep:
-                is_first = share.rank == 0
-                share.run_on_all(partial(_save, path, key, saved) if is_first else lambda: None)
-        found[split] = saved
-    return ScoredRun(checkpoint.name, found)
+            is_first = share.rank == 0
+            share.run_on_all(partial(_save, path, key, saved) if is_first else lambda: None)
+        by_split[split] = saved
+    return ScoredRun(checkpoint.name, by_split)
 
 
 def saved_scores(
     run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
 ) -> ScoredRun:
     """Read the saved scores of a run. Raises ValueError if they are missing or of another text."""
-    found: dict[str, WordScores] = {}
+    by_split: dict[str, WordScores] = {}
     names = set()
     for split in splits:
         data.verify(split)
@@ -218,10 +180,10 @@ def saved_scores(
         if (key["text"], key["vocabulary"]) != (text.sha256, data.vocabulary.hash):
             raise ValueError(f"{path}: its text or vocabulary differs from {data.path}")
         names.add(key["checkpoint"])
-        found[split] = scores
+        by_split[split] = scores
     if len(names) != 1:
         raise ValueError(f"{run / SCORES}: scores of different checkpoints: {', '.join(names)}")
-    return ScoredRun(names.pop(), found)
+    return ScoredRun(names.pop(), by_split)
 
 
 def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
@@ -231,7 +193,7 @@ def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
 def _key(
     checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions
 ) -> dict[str, Any]:
-    """Return what identifies saved scores. The device is left out; it affects only rounding."""
+    """Return the values that identify saved scores. The device only affects rounding."""
     data.verify(split)
     return {
         "checkpoint": checkpoint.name,
@@ -244,9 +206,9 @@ def _key(
 
 def _save(path: Path, key: dict[str, Any], scores: WordScores) -> None:
     path.parent.mkdir(exist_ok=True)
-    facts = json.dumps({"key": key, "protocol": to_dict(scores.protocol)})
+    metadata = json.dumps({"key": key, "protocol": to_dict(scores.protocol)})
     with atomic_write(path) as unfinished:
-        np.savez(unfinished, nll=scores.nll, facts=np.array(facts))
+        np.savez(unfinished, nll=scores.nll, facts=np.array(metadata))
 
 
 def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
@@ -261,15 +223,15 @@ def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScore
 def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
     require_file(path)
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        facts, nll = load_object(str(archive["facts"])), archive["nll"]
-    protocol = from_dict(ScoringProtocol, facts["protocol"])
+        metadata, nll = load_object(str(archive["facts"])), archive["nll"]
+    protocol = from_dict(ScoringProtocol, metadata["protocol"])
     counts = (protocol.tokens, protocol.words, protocol.unk)
     matches = counts == (split.tokens, split.words, split.unknown)
     if not matches or nll.dtype != np.float64 or nll.shape != (split.words,):
         raise ValueError("damaged, or the scores of another split")
     if not np.isfinite(nll).all() or nll.min() < -_ROUNDING:
         raise ValueError("damaged: contains invalid losses")
-    return facts["key"], WordScores(nll, protocol)
+    return metadata["key"], WordScores(nll, protocol)
 
 
 def make_member(
@@ -290,12 +252,13 @@ def make_member(
         checkpoint=scored.checkpoint if scored else None,
         config=plan.config,
         scores={
-            name: split_score(found.nll, np.asarray(words.tokens(name).ids), found.protocol)
-            for name, found in scores.items()
+            name: split_score(score.nll, np.asarray(words.tokens(name).ids), score.protocol)
+            for name, score in scores.items()
         },
         nll=scores[split].nll if split in scores else None,
         curve=curve(log),
-        seen=_seen(last, plan.config, plan.data) if last else None,
+        updates=last.update if last else None,
+        words_seen=_words_seen(last, plan.data) if last else None,
         seconds=training_seconds(last) if last else None,
         cpu_seconds=last.cpu_seconds if last else None,
         compile_seconds=last.compile_seconds if last else None,
@@ -319,17 +282,20 @@ def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
     ids, text = np.asarray(plan.data.tokens(split).ids), plan.data.split(split)
     model = load_run(plan.run.choose("newest").path).model
     speed = streaming_speed(model, ids, plan.config.batches.eval_block)
-    facts = {"checkpoint": scored.checkpoint, "words_per_second": speed * text.words / text.tokens}
-    atomic_write_text(plan.run.path / SCORES / _STREAMING, json.dumps(facts))
+    content = {
+        "checkpoint": scored.checkpoint,
+        "words_per_second": speed * text.words / text.tokens,
+    }
+    atomic_write_text(plan.run.path / SCORES / _STREAMING, json.dumps(content))
 
 
 def _saved_streaming_speed(run: Path, scored: ScoredRun | None) -> float | None:
     try:
-        facts = load_object(read_file(run / SCORES / _STREAMING))
+        content = load_object(read_file(run / SCORES / _STREAMING))
     except (OSError, ValueError):
         return None
-    is_same = scored is not None and facts.get("checkpoint") == scored.checkpoint
-    return float(facts["words_per_second"]) if is_same else None
+    is_same = scored is not None and content.get("checkpoint") == scored.checkpoint
+    return float(content["words_per_second"]) if is_same else None
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:
@@ -379,17 +345,8 @@ def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def _seen(last: Report, config: Config, data: DataFolder) -> Seen | None:
-    if "train" not in data.splits:
-        return None
-    text = data.split("train")
-    per_token = flops_per_token(config, data.vocabulary.counts, last.block)
-    return Seen(
-        updates=last.update,
-        words=round(last.epoch * text.words),
-        passes=last.epoch,
-        operations=last.epoch * text.tokens * per_token,
-    )
+def _words_seen(last: Report, data: DataFolder) -> int | None:
+    return round(last.epoch * data.split("train").words) if "train" in data.splits else None
 
 
 def all_known(values: Iterable[bool | None]) -> bool | None:

@@ -9,11 +9,11 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Literal, get_args
 
-from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, Tie, require
+from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, require
 from zipflm.config.model import BY_LABEL
 from zipflm.data.folder import FACTS_FILE, DataFolder
 from zipflm.messages import quoted
-from zipflm.presets import FACTORIZATIONS, dataset_of, from_name, parse_name
+from zipflm.presets import FACTORIZATIONS, dataset_of, parse_name
 from zipflm.presets.recipes import resolve
 from zipflm.presets.rivals import DECODERS
 from zipflm.runs.folder import RunFolder
@@ -34,7 +34,6 @@ MEMBERS = "members"
 """Subfolder of a study with the run folders of its members."""
 BPE_FOLDER = "bpe"
 """Subfolder of a data folder with the same text in sub-words."""
-_SAME_TEXT = "prepare both from the same text"
 _Kind = tuple[str, str]
 """Factorization and decoder; the decoder is empty unless decoders are compared."""
 
@@ -174,7 +173,7 @@ def _resolve_configs(
                 changes = [text for text in changes if not text.startswith(f"{error.key}=")]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-        _require_same_kind(configs[kind], from_name(name))
+        _require_same_kind(configs[kind], factorization)
         require(
             not (patience := configs[kind].training.patience),
             "training.patience",
@@ -205,21 +204,14 @@ def _with_same_tokens(
     }
 
 
-def _require_same_kind(config: Config, named: Config) -> None:
+def _require_same_kind(config: Config, factorization: str) -> None:
     """Raise ValueError if overrides turned a model into another factorization."""
-    is_tied, should_be = config.tie != Tie.NONE, named.tie != Tie.NONE
-    for key, value, is_same in (
-        ("name", config.name, config.name == named.name),
-        ("input", type(config.input).__name__, type(config.input) is type(named.input)),
-        ("output", type(config.output).__name__, type(config.output) is type(named.output)),
-        ("batches.unit", config.batches.unit, config.batches.unit == named.batches.unit),
-        ("tie", config.tie, is_tied == should_be),
-    ):
-        if not is_same:
-            raise ValueError(
-                f"{key}={value}: would turn {named.name} into another model; leave it out, or "
-                "choose other `factorizations`"
-            )
+    label = config.factorization(config.batches.unit)
+    if label != factorization:
+        raise ValueError(
+            f"overrides: would turn {factorization} into {label or 'another model'}; choose other "
+            "`factorizations` instead"
+        )
     require_comparable(config)
 
 
@@ -276,10 +268,10 @@ def cutoffs(text: str) -> tuple[int, ...]:
     """
     sizes = []
     for part in text.lower().split("/"):
-        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
-        if found is None:
+        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(k?)", part.strip())
+        if match is None:
             raise ValueError(f"bands={quoted(text)}: write words per band, e.g. 5k/155k/100k")
-        sizes.append(round(float(found[1]) * (1000 if found[2] else 1)))
+        sizes.append(round(float(match[1]) * (1000 if match[2] else 1)))
     if len(sizes) < 2 or min(sizes) < 1:
         raise ValueError(f"bands={quoted(text)}: give at least two bands of at least one word")
     return tuple(accumulate(sizes[:-1]))
@@ -382,16 +374,11 @@ def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
             f"(zipflm prepare ... {words.splitting} --bpe 32000 --out {path}), or {otherwise}"
         )
     bpe_data = DataFolder.open(path)
-    if bpe_data.splitting != words.splitting:
-        raise ValueError(
-            f"{path}: was prepared with {bpe_data.splitting}, but {words.path} with "
-            f"{words.splitting}; {_SAME_TEXT}"
-        )
     for split in words.splits:
-        if split not in bpe_data.splits:
-            raise ValueError(f"{path}: has no {split} split, unlike {words.path}; {_SAME_TEXT}")
-        if words.split(split).words_sha256 != bpe_data.split(split).words_sha256:
+        is_there = split in bpe_data.splits
+        if not is_there or words.split(split).words_sha256 != bpe_data.split(split).words_sha256:
             raise ValueError(
-                f"{path}: the words of its {split} split differ from {words.path}; {_SAME_TEXT}"
+                f"{path}: its {split} split is missing or differs from {words.path}; prepare both "
+                f"from the same text with {words.splitting}"
             )
     return bpe_data

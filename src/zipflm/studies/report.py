@@ -6,16 +6,14 @@ import csv
 import io
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from zipflm.messages import read_file
-from zipflm.settings import load_object, to_dict
+from zipflm.settings import to_dict
 from zipflm.storage import atomic_write_text
 from zipflm.studies import paper, tables, wording
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
@@ -26,12 +24,10 @@ from zipflm.studies.plan import MEMBERS
 from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import EMPTY, PAPER, Column, column_groups, columns, is_best
 
-Maker = Literal["study", "analysis"]
-"""The command that made a report: `zipflm compare` or `zipflm report`."""
 TABLE = "table.json"
 
 
-def write_report(study: Study, out: Path, maker: Maker) -> Path:
+def write_report(study: Study, out: Path) -> Path:
     """Write all files to the folder `out` and return the path of the page."""
     out.mkdir(parents=True, exist_ok=True)
     save_figures(study, out / "figures")
@@ -39,51 +35,25 @@ def write_report(study: Study, out: Path, maker: Maker) -> Path:
     atomic_write_text(
         out / "table.tex", to_latex(study, f"{wording.headline(study)}: {study.title}")
     )
-    table = json.dumps(to_json(study, maker), indent=1, allow_nan=False)
+    table = json.dumps(to_json(study), indent=1, allow_nan=False)
     atomic_write_text(out / TABLE, table + "\n")
     atomic_write_text(out / "report.md", markdown(study))
     atomic_write_text(out / "report.html", html(study))
     return out / "report.html"
 
 
-def claim_folder(out: Path, maker: Maker) -> None:
-    """Create the folder of a report.
-
-    Raises ValueError if it already contains a run, data, or a report made by the other command.
-    """
-    for name, content in (("config.json", "a run"), ("data.json", "data")):
+def require_report_folder(out: Path, *, is_study: bool = False) -> None:
+    """Raise ValueError if a folder contains a run, data or, unless `is_study`, a study."""
+    contents = {"config.json": "a run", "data.json": "data"}
+    if not is_study:
+        contents[MEMBERS] = "a study"
+    for name, content in contents.items():
         if (out / name).exists():
             raise ValueError(f"out={out}: already contains {content}; choose another folder")
-    existing = _maker_of(out)
-    if existing is None and maker == "analysis" and (out / MEMBERS).is_dir():
-        existing = "study"  # without a report yet
-    if existing not in (None, maker):
-        kind = "a study" if existing == "study" else "an analysis of runs"
-        raise ValueError(f"out={out}: already contains the report of {kind}; choose another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"out={out}: cannot create this folder ({error.strerror}); choose another one"
-        ) from None
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise ValueError(f"out={out}: not writable; choose another folder")
-
-
-def _maker_of(out: Path) -> str | None:
-    try:
-        made_by = load_object(read_file(out / TABLE)).get("made_by")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError):
-        made_by = None
-    if made_by not in get_args(Maker):
-        raise ValueError(f"{out / TABLE}: not a readable report; remove it or use another folder")
-    return str(made_by)
 
 
 def html(study: Study) -> str:
-    text = _render(
+    return _render(
         "report.html",
         study,
         css=_read_resource("report.css"),
@@ -93,7 +63,6 @@ def html(study: Study) -> str:
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
         data=plain(chart_data(study)),
     )
-    return text.replace("95 %", "95\u00a0%")  # no line break in between
 
 
 def markdown(study: Study) -> str:
@@ -222,7 +191,7 @@ _LATEX = str.maketrans(
 
 _LATEX_COLUMNS = (
     "model",
-    "perplexity 95 % interval",
+    "perplexity 95% interval",
     "parameters all",
     "training time",
     f"{PAPER} test",
@@ -251,16 +220,15 @@ def to_latex(study: Study, comment: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_json(study: Study, made_by: str) -> dict[str, Any]:
+def to_json(study: Study) -> dict[str, Any]:
     """Return the contents of `table.json`."""
     table_columns = columns(study)
     content = {
-        "made_by": made_by,
         "title": study.title,
         "dataset": study.dataset,
         "split": study.split,
         "reference": study.reference,
-        "facts": study.facts,
+        "protocol": study.protocol,
         "rows": [
             {column.key: column.value(row) for column in table_columns}
             | {
@@ -279,8 +247,8 @@ def to_json(study: Study, made_by: str) -> dict[str, Any]:
         "contexts": study.contexts,
         "blocks": {
             "unit": study.blocks.unit,
-            "number": len(study.blocks),
-            "likeness": study.blocks.correlation,
+            "count": len(study.blocks),
+            "correlation": study.blocks.correlation,
         },
         "differences": study.differences,
         "paper_findings": paper_findings(study),
@@ -308,7 +276,8 @@ _MEMBER_FIELDS = (
     "seconds",
     "cpu_seconds",
     "compile_seconds",
-    "seen",
+    "updates",
+    "words_seen",
     "tokens_per_second",
     "streaming_words_per_second",
     "memory",

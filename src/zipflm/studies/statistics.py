@@ -1,4 +1,4 @@
-"""95 % intervals of mean losses and their differences, computed over blocks of text.
+"""95% intervals of mean losses and their differences, computed over blocks of text.
 
 Student's t distribution is computed without scipy: for integer degrees of freedom it is a finite
 sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
@@ -73,7 +73,7 @@ BLOCK_COUNTS = (30, 20, 14, 10)
 FEW_BLOCKS = 10
 """The report warns if there are fewer blocks."""
 _ONE_SIDED = 1.645
-"""95 % quantile of the normal distribution."""
+"""95% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ _TWO_SOURCES = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """An estimate with its 95 % interval."""
+    """An estimate with its 95% interval."""
 
     estimate: float
     low: float
@@ -211,8 +211,6 @@ class Estimate:
     """Effective number of blocks; less than their number if their sizes differ."""
     seeds: tuple[tuple[float, int], ...]
     """Variance over seeds and its degrees of freedom, for every model with several seeds."""
-    has_all_seeds: bool
-    """Whether all models have several seeds."""
 
     def __sub__(self, other: Estimate) -> Estimate:
         """Paired difference: both are measured on the same blocks."""
@@ -221,7 +219,6 @@ class Estimate:
             self.residuals - other.residuals,
             min(self.num_blocks, other.num_blocks),
             self.seeds + other.seeds,
-            self.has_all_seeds and other.has_all_seeds,
         )
 
     @property
@@ -229,10 +226,10 @@ class Estimate:
         """None if the text has too few blocks or sources."""
         if self.num_blocks < _MIN_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
             return None
-        found = _explain(self.residuals, self.num_blocks)
-        if found is None:
+        explained = _explain(self.residuals, self.num_blocks)
+        if explained is None:
             return None
-        weights, text, degrees = found
+        weights, text, degrees = explained
         variance = text + sum(part for part, _ in self.seeds)
         reach = 0.0
         if variance.any():
@@ -250,19 +247,13 @@ def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
         # A large block pulls the mean towards its own value.
         residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
         num_blocks = 1 / (shares @ shares)
-    return estimate(by_seed, residuals, float(num_blocks))
-
-
-def estimate(by_seed: FloatArray, residuals: FloatArray, num_blocks: float) -> Estimate:
-    """Return an estimate from the value of every seed and the residuals of their mean."""
-    has_several = len(by_seed) > 1
-    variance = float(np.var(by_seed, ddof=1)) / len(by_seed) if has_several else 0.0
+    num_seeds = len(by_seed)
+    variance = float(np.var(by_seed, ddof=1)) / num_seeds if num_seeds > 1 else 0.0
     return Estimate(
         float(np.mean(by_seed)),
         residuals,
-        num_blocks,
-        ((variance, len(by_seed) - 1),) if has_several and variance > 0 else (),
-        has_several,
+        float(num_blocks),
+        ((variance, num_seeds - 1),) if variance > 0 else (),
     )
 
 
@@ -327,7 +318,7 @@ def _explain(
 
 
 def _half_width(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
-    """Return the half-width of the 95 % interval of a mixture of t distributions."""
+    """Return the half-width of the 95% interval of a mixture of t distributions."""
     errors = np.maximum(errors, 1e-9 * errors.max())
     groups = [(int(dof), degrees == dof) for dof in np.unique(degrees)]
     ends = np.concatenate([quantile(dof) * errors[members] for dof, members in groups])
@@ -381,7 +372,7 @@ class Sample:
     ) -> tuple[FrequencyBin, ...]:
         """Add intervals to bins. `groups` has the word that decides the bin of each word."""
         indices = bin_indices(groups, self._counts)
-        found = []
+        with_ends = []
         for b in bins:
             estimates = self.estimates(indices == BIN_NAMES.index(b.name))
             differences = {
@@ -389,8 +380,8 @@ class Sample:
                 for label, estimate in estimates.items()
                 if label != self._reference
             }
-            found.append(replace(b, interval=_ends(estimates), difference=_ends(differences)))
-        return tuple(found)
+            with_ends.append(replace(b, interval=_ends(estimates), difference=_ends(differences)))
+        return tuple(with_ends)
 
 
 def _ends(estimates: Mapping[str, Estimate]) -> dict[str, Ends]:

@@ -24,14 +24,13 @@ from zipflm.studies.bins import (
     loss_by_bin,
     previous_words,
 )
-from zipflm.studies.members import CurvePoint, Seen, StudyMember, all_known
+from zipflm.studies.members import CurvePoint, StudyMember, all_known
 from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row, setting_row
 from zipflm.studies.statistics import Estimate, Interval, Sample, TextBlocks
 from zipflm.studies.word_lists import WordLists, word_lists
 from zipflm.units import perplexity
 
 NOT_COMPILED = "could not be compiled; its time and speed are not comparable"
-BUSY = "was trained while other processes used the CPU; its time and speed are not comparable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +92,6 @@ class ModelRow:
     def compiled(self) -> bool | None:
         return all_known(member.compiled for member in self.scored)
 
-    @property
-    def seen(self) -> Seen | None:
-        return next((member.seen for member in self.scored if member.seen), None)
-
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
         """Mean over seeds, at the updates that all of them have."""
@@ -113,13 +108,9 @@ class ModelRow:
         return "; ".join(f"seed {m.seed}: {m.problem}" for m in self.members if m.problem)
 
     @property
-    def is_busy(self) -> bool:
-        return any(member.is_busy for member in self.members)
-
-    @property
     def doubts(self) -> tuple[str, ...]:
         """Reasons why time and speed are not comparable."""
-        return (NOT_COMPILED,) * (self.compiled is False) + (BUSY,) * self.is_busy
+        return (NOT_COMPILED,) if self.compiled is False else ()
 
     @cached_property
     def params(self) -> dict[str, int]:
@@ -181,8 +172,6 @@ class Difference:
     other: str
     nats: Interval
     """Mean loss of `label` minus that of `other`; negative if `label` is better."""
-    has_all_seeds: bool
-    """Whether both rows have several seeds, so that the interval includes their variance."""
 
     @property
     def reversed(self) -> Difference:
@@ -217,7 +206,7 @@ class Study:
     previous_bins: tuple[FrequencyBin, ...]
     words: Mapping[str, WordLists]
     vocabulary: Vocabulary
-    facts: Mapping[str, str]
+    protocol: Mapping[str, str]
     """Entries of the report's Protocol section: data, settings and machine."""
     blocks: TextBlocks
     intervals: Mapping[str, Interval]
@@ -274,8 +263,8 @@ class Study:
 
     def is_better(self, label: str, other: str) -> bool:
         """Return whether the interval of the difference is below zero."""
-        found = self.difference(label, other)
-        return found is not None and found.nats.high < 0
+        difference = self.difference(label, other)
+        return difference is not None and difference.nats.high < 0
 
     @cached_property
     def tied_with_best(self) -> tuple[str, ...]:
@@ -286,11 +275,11 @@ class Study:
 
 def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
     """Return `label` minus `other` from differences that list each pair once."""
-    for found in differences:
-        if (found.label, found.other) == (label, other):
-            return found
-        if (found.other, found.label) == (label, other):
-            return found.reversed
+    for difference in differences:
+        if (difference.label, difference.other) == (label, other):
+            return difference
+        if (difference.other, difference.label) == (label, other):
+            return difference.reversed
     return None
 
 
@@ -304,7 +293,7 @@ def build_study(
     *,
     title: str,
     dataset: str,
-    facts: Mapping[str, str],
+    protocol: Mapping[str, str],
     contexts: Sequence[ContextScore] = (),
     tried: Sequence[Tried] = (),
 ) -> Study:
@@ -337,7 +326,7 @@ def build_study(
             if label != reference
         },
         vocabulary=text.vocabulary,
-        facts={**facts, **_trained_with(members)},
+        protocol={**protocol, **_trained_with(members)},
         blocks=sample.blocks,
         intervals=_perplexities(everything),
         known_intervals=_perplexities(known),
@@ -378,13 +367,11 @@ def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
 
 
 def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
-    found = []
+    differences = []
     for (label, ours), (other, theirs) in combinations(estimates.items(), 2):
-        difference = ours - theirs
-        if (nats := difference.interval) is not None:
-            seeds = difference.has_all_seeds
-            found.append(Difference(label=label, other=other, nats=nats, has_all_seeds=seeds))
-    return tuple(found)
+        if (nats := (ours - theirs).interval) is not None:
+            differences.append(Difference(label=label, other=other, nats=nats))
+    return tuple(differences)
 
 
 def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:

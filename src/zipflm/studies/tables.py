@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from zipflm.studies.bins import FrequencyBin
-from zipflm.studies.findings import Claim, Verdict, claims, paper_findings, percent_of
+from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.paper import CONTEXT, GPUS, PaperModel
 from zipflm.studies.study import ModelRow, SeedMean, Study
 
@@ -33,6 +33,8 @@ class Column:
     is_number: bool = True
     ranks: bool = False
     """Whether to mark the lowest value as the best."""
+    is_optional: bool = False
+    """Whether to leave the column out if it has no values."""
 
     @property
     def name(self) -> str:
@@ -51,8 +53,8 @@ PAPER = "the paper's"
 
 
 def columns(study: Study) -> list[Column]:
-    """Return the columns of the comparison. Columns without values are left out."""
-    found = [
+    """Return the columns of the comparison. Optional columns without values are left out."""
+    columns = [
         _text_column("model", lambda row: row.label),
         *_perplexity_columns(study),
         _number_column("all", "parameters", lambda row: row.num_params, millions),
@@ -60,43 +62,29 @@ def columns(study: Study) -> list[Column]:
             _number_column(part, "parameters", partial(ModelRow.params_of, part=part), millions)
             for part in ("input", "decoder", "output")
         ),
-        *_time_columns(study),
-        _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format, busy=True),
+        _mean_column("updates", "updates", "{:,.0f}".format, group=""),
+        _mean_column("words seen", "words_seen", "{:,.0f}".format, group=""),
+        _mean_column("time", "seconds", duration),
+        _mean_column("CPU time", "cpu_seconds", duration, is_optional=True),
+        _mean_column("compilation", "compile_seconds", duration, is_optional=True),
+        _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format),
         _number_column("memory", "training", lambda row: row.memory, memory),
+        _mean_column(
+            "words/s",
+            "streaming_words_per_second",
+            "{:,.0f}".format,
+            group="streaming",
+            is_optional=True,
+        ),
+        _text_column("input", lambda row: row.layers[0]),
+        _text_column("output", lambda row: row.layers[1]),
     ]
-    if any(row.mean("streaming_words_per_second") for row in study.rows):
-        speed = _mean_column(
-            "words/s", "streaming_words_per_second", "{:,.0f}".format, group="streaming"
-        )
-        found.append(speed)
-    if any(row.compiled is not None for row in study.rows):
-        names = {None: EMPTY, True: "yes", False: "no"}
-        found.append(_text_column("compiled", lambda row: names[row.compiled], group="training"))
-    found.append(_text_column("input", lambda row: row.layers[0]))
-    found.append(_text_column("output", lambda row: row.layers[1]))
-    return found + (_paper_columns(study) if any(row.paper for row in study.rows) else [])
+    columns += _paper_columns(study) if any(row.paper for row in study.rows) else []
+    return [c for c in columns if not c.is_optional or any(c.value(row) for row in study.rows)]
 
 
-def seen_columns(study: Study) -> list[Column]:
-    """Return the columns for the training text seen by each model, with operations and times."""
-
-    def column(title: str, name: str, text: Callable[[Any], str]) -> Column:
-        return _number_column(
-            title, "", lambda row: getattr(row.seen, name) if row.seen else None, text
-        )
-
-    return [
-        _text_column("model", lambda row: row.label),
-        column("updates", "updates", "{:,}".format),
-        column("words", "words", "{:,}".format),
-        column("passes over the text", "passes", "{:.2f}".format),
-        column("operations", "operations", operations),
-        *_time_columns(study),
-    ]
-
-
-def _text_column(title: str, text: Callable[[ModelRow], str], group: str = "") -> Column:
-    return Column(title, group, text, text, is_number=False)
+def _text_column(title: str, text: Callable[[ModelRow], str]) -> Column:
+    return Column(title, "", text, text, is_number=False)
 
 
 def _number_column(
@@ -104,15 +92,10 @@ def _number_column(
     group: str,
     value: Callable[[ModelRow], float | None],
     text: Callable[[Any], str],
-    *,
-    busy: bool = False,
 ) -> Column:
-    """Return a column of numbers. With `busy`, those measured on a busy machine are marked."""
-
     def shown(row: ModelRow) -> str:
-        found = value(row)
-        mark = " (busy)" if busy and row.is_busy else ""
-        return (EMPTY if found is None else text(found)) + mark
+        number = value(row)
+        return EMPTY if number is None else text(number)
 
     return Column(title, group, value, shown)
 
@@ -123,52 +106,46 @@ def _mean_column(
     text: Callable[[Any], str],
     *,
     group: str = "training",
-    busy: bool = False,
+    is_optional: bool = False,
 ) -> Column:
-    return _number_column(title, group, lambda row: row.mean(field), text, busy=busy)
-
-
-def _time_columns(study: Study) -> list[Column]:
-    found = [_mean_column("time", "seconds", duration, busy=True)]
-    if any(row.mean("cpu_seconds") for row in study.rows):
-        found.append(_mean_column("CPU time", "cpu_seconds", duration))
-    if any(row.mean("compile_seconds") for row in study.rows):
-        found.append(_mean_column("compilation", "compile_seconds", duration))
-    return found
+    column = _number_column(title, group, lambda row: row.mean(field), text)
+    return replace(column, is_optional=is_optional)
 
 
 def _perplexity_columns(study: Study) -> list[Column]:
     """Return the ranking perplexity first, with its interval and the difference from the best."""
-    found = [_perplexity_column(study.split, known=study.is_mixed)]
+    perplexity_columns = [_perplexity_column(study.split, known=study.is_mixed)]
     if study.differences or study.intervals:
-        found.append(_interval_column(study))
+        perplexity_columns.append(_interval_column(study))
     if study.differences:
-        found.append(_distance_column(study))
+        perplexity_columns.append(_distance_column(study))
     if study.has_unknown:
-        found.append(_perplexity_column(study.split, known=not study.is_mixed))
+        perplexity_columns.append(_perplexity_column(study.split, known=not study.is_mixed))
     others = dict.fromkeys(split for row in study.rows for split in row.perplexity)
-    return found + [_perplexity_column(split) for split in others if split != study.split]
+    return perplexity_columns + [
+        _perplexity_column(split) for split in others if split != study.split
+    ]
 
 
 def _perplexity_column(split: str, *, known: bool = False) -> Column:
-    def found(row: ModelRow) -> SeedMean | None:
+    def seed_mean(row: ModelRow) -> SeedMean | None:
         return (row.known_perplexity if known else row.perplexity).get(split)
 
     def value(row: ModelRow) -> Value:
-        summary = found(row)
+        summary = seed_mean(row)
         return None if summary is None else summary.mean
 
     title = f"{split}, known words" if known else split
-    return Column(title, "perplexity", value, lambda row: spread(found(row)), ranks=True)
+    return Column(title, "perplexity", value, lambda row: spread(seed_mean(row)), ranks=True)
 
 
 def _interval_column(study: Study) -> Column:
     def shown(row: ModelRow, form: Callable[[float], str], empty: str | None) -> Any:
-        found = study.headline_interval(row)
-        return f"{form(found.low)} to {form(found.high)}" if found else empty
+        interval = study.headline_interval(row)
+        return f"{form(interval.low)} to {form(interval.high)}" if interval else empty
 
     return Column(
-        "95 % interval",
+        "95% interval",
         "perplexity",
         value=lambda row: shown(row, "{:.6g}".format, None),
         text=lambda row: shown(row, number, EMPTY),
@@ -179,19 +156,19 @@ def _distance_column(study: Study) -> Column:
     best, tied = study.ranked[0].label, study.tied_with_best
 
     def value(row: ModelRow) -> Value:
-        found = study.difference(row.label, best)
-        return found.nats.as_perplexity.estimate - 1 if found else None
+        difference = study.difference(row.label, best)
+        return difference.nats.as_perplexity.estimate - 1 if difference else None
 
     def text(row: ModelRow) -> str:
         if row.label == best:
             return "lowest so far" if study.missing else "best"
-        found = study.difference(row.label, best)
-        if found is None:
+        difference = study.difference(row.label, best)
+        if difference is None:
             return "no interval" if row.perplexity else EMPTY
-        ratio = found.nats.as_perplexity
+        ratio = difference.nats.as_perplexity
         change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
         mark = ", not significant" if row.label in tied else ""
-        return f"{change:+.1f} % ({low:.1f} to {high:.1f}){mark}"
+        return f"{change:+.1f}% ({low:.1f} to {high:.1f}){mark}"
 
     return Column("to the best", "perplexity", value, text)
 
@@ -236,22 +213,16 @@ def comparison(study: Study) -> Grid:
     return Grid([c.name for c in shown], [[c.text(row) for c in shown] for row in study.rows])
 
 
-def seen(study: Study) -> Grid:
-    shown = seen_columns(study)
-    rows = [row for row in study.rows if row.seen is not None]
-    return Grid([c.title for c in shown], [[c.text(row) for c in shown] for row in rows])
-
-
 def pairs(study: Study) -> Grid:
     """Return the difference between every pair of models, in bold if significant."""
     labels = [row.label for row in study.ranked]
 
     def cell(label: str, other: str) -> str:
-        found = study.difference(label, other)
-        if found is None:
+        difference = study.difference(label, other)
+        if difference is None:
             return "" if label == other else EMPTY
-        text = percent_of(found.nats)
-        return f"**{text}**" if found.nats.excludes_zero else text
+        text = percent_of(difference.nats)
+        return f"**{text}**" if difference.nats.excludes_zero else text
 
     return Grid(["", *labels], [[a, *(cell(a, b) for b in labels)] for a in labels])
 
@@ -316,26 +287,6 @@ def tuning(study: Study) -> Grid:
     return Grid(["model", "setting", "valid perplexity", "training time", "chosen"], rows)
 
 
-def paper_claims(study: Study) -> Grid:
-    """Count each verdict. Pairs that do not agree with the paper are named."""
-
-    def named(claim: Claim, verdict: Verdict) -> str:
-        found = claim.with_verdict(verdict)
-        return f"{len(found)}: {', '.join(f.models for f in found)}" if found else "0"
-
-    rows = [
-        [
-            claim.name,
-            str(len(claim.findings)),
-            str(len(claim.with_verdict("agrees"))),
-            named(claim, "disagrees"),
-            named(claim, "not significant"),
-        ]
-        for claim in claims(study)
-    ]
-    return Grid(["comparison", "pairs", "agree", "disagree", "not significant"], rows)
-
-
 def paper_pairs(study: Study) -> Grid:
     """Compare every pair of models by every measure, in the paper and in this study."""
     return Grid(
@@ -344,9 +295,9 @@ def paper_pairs(study: Study) -> Grid:
     )
 
 
-def protocol(study: Study) -> Grid:
+def scoring(study: Study) -> Grid:
     """Return the scoring protocol: one row per model, seed and split."""
-    found = [
+    entries = [
         {"model": row.label, "seed": member.seed, "split": split}
         | {"checkpoint": member.checkpoint or EMPTY}
         | {key.replace("_", " "): value for key, value in score.protocol.by_name().items()}
@@ -355,8 +306,8 @@ def protocol(study: Study) -> Grid:
         for member in row.members
         for split, score in member.scores.items()
     ]
-    names = list(dict.fromkeys(name for row in found for name in row))
-    values = [[row.get(name, EMPTY) for name in names] for row in found]
+    names = list(dict.fromkeys(name for row in entries for name in row))
+    values = [[row.get(name, EMPTY) for name in names] for row in entries]
     rows = [[f"{v:,}" if type(v) is int else str(v) for v in row] for row in values]
     return Grid(names, rows)
 
@@ -378,16 +329,8 @@ def spread(summary: SeedMean | None) -> str:
     return f"{number(summary.mean)} \u00b1 {number(summary.deviation)}"
 
 
-def operations(count: float) -> str:
-    """`2.1e12` as `2.1 T`."""
-    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
-        if count >= size:
-            return f"{count / size:.3g}\u00a0{unit}"
-    return f"{count:,.0f}"
-
-
 def millions(count: int) -> str:
-    """Format a parameter count. Large ones have as many digits as in the paper."""
+    """Format a parameter count. Large counts have one decimal, as in the paper."""
     if count >= 1_000_000:
         return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f}M"
     return f"{count / 1e3:.0f}K" if count >= 10_000 else f"{count:,}"

@@ -46,7 +46,7 @@ class WordLists:
     losses: tuple[WordDifference, ...]
     tested: int
     """Number of tested words."""
-    found: int
+    significant: int
     """Number of significant differences. The lists contain the largest ones."""
 
 
@@ -86,7 +86,7 @@ def word_lists(
         wins=tuple(row for row in rising[:size] if row.difference < 0),
         losses=tuple(row for row in falling[:size] if row.difference > 0),
         tested=int(is_tested.sum()),
-        found=len(rows),
+        significant=len(rows),
     )
 
 

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 
 from zipflm.config import Nesterov, TransformerDecoder
 from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
-from zipflm.studies.findings import claims, paper_dataset, summary
+from zipflm.studies.findings import paper_dataset, summary
 from zipflm.studies.statistics import FEW_BLOCKS
 from zipflm.studies.study import ModelRow, Study
-from zipflm.studies.tables import bin_loss, duration, millions, number
+from zipflm.studies.tables import duration, millions, number
 from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS
 
 PAIRS_CAPTION = (
     "Difference in perplexity of the row's model from the column's model, on the same text, with "
-    "95 % intervals; bold if the interval excludes zero."
-)
-SEEN_CAPTION = (
-    "Words are running words of the training text, also for sub-word models. Operations are "
-    "additions and multiplications, estimated from the config."
+    "95% intervals; bold if the interval excludes zero."
 )
 TUNING_CAPTION = (
     "Every model was trained once with each setting. The setting with the lowest perplexity "
@@ -33,28 +30,15 @@ CONTEXT_CAPTION = (
     "The first tokens of every block are only context and are not scored, so that every scored "
     "token has at least this many tokens before it."
 )
-_ONE_SEED = "intervals cover the variation between texts, but not between seeds."
-_DECODER_CHANGES = {
-    "positions": "rotary positions",
-    "qk_norm": "normalized queries and keys",
-    "activation": "squared ReLU",
-    "norm": "RMS norm",
-    "final_norm": "a final norm",
-    "bias": "no biases",
-    "input_residual": "input residuals",
-    "value_residual": "value residuals",
-    "attention_gate": "gated attention",
-}
-"""Descriptions of decoder fields that differ from the paper. Each has only one other value."""
 
 
 def headline(study: Study) -> str:
     """`ADP and ADP-T are best (170 and 172, no significant difference); SM follows, ...`"""
     if study.missing:  # a missing model could be the best
         return f"{unfinished(study)}; missing: {join(study.missing)}"
-    name, level = study.headline_name, study.tied_with_best
-    top = [row for row in study.ranked if row.label in level]
-    rest = [row for row in study.ranked if row.label not in level]
+    name, tied = study.headline_name, study.tied_with_best
+    top = [row for row in study.ranked if row.label in tied]
+    rest = [row for row in study.ranked if row.label not in tied]
     best = study.ranked[0]
     if len(study.ranked) == 1:
         return f"{best.label}: {name} {_number(study, best)}"
@@ -65,13 +49,13 @@ def headline(study: Study) -> str:
         )
     if not rest:
         return (
-            f"No significant difference between {join(level)}: {name} {_number(study, top[0])} to "
+            f"No significant difference between {join(tied)}: {name} {_number(study, top[0])} to "
             f"{_number(study, top[-1])}"
         )
     text = f"{best.label} is best, {name} {_number(study, best)}"
     if len(top) > 1:
         numbers = join([_number(study, row) for row in top])
-        text = f"{join(level)} are best ({numbers}, no significant difference)"
+        text = f"{join(tied)} are best ({numbers}, no significant difference)"
     text += f"; {rest[0].label} follows with {_number(study, rest[0])}"
     if len(rest) > 1:
         text += f", {rest[-1].label} is last with {_number(study, rest[-1])}"
@@ -102,39 +86,34 @@ def lead(study: Study) -> str:
         unfinished(study) if study.missing else "1 model" if total == 1 else f"{total} models",
         f"{' to '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''} each",
         f"{tokens:,} words of the {study.split} set",
-        *(str(value) for key, value in study.facts.items() if key in ("data", "training")),
+        *(str(value) for key, value in study.protocol.items() if key in ("data", "training")),
     ]
     text = ", ".join(parts) + "."
-    if "held equal" in study.facts:
-        text += f" Equal for all models: {study.facts['held equal']}."
+    if "held equal" in study.protocol:
+        text += f" Equal for all models: {study.protocol['held equal']}."
     if changes := _differences_from_paper(study):
         text += f" Different from the paper: {join(changes)}."
-    passes = [row.seen.passes for row in study.finished if row.seen]
-    if passes:
-        low, high = f"{min(passes):.2f}", f"{max(passes):.2f}"
-        text += f" Passes over the text: {low if low == high else f'{low} to {high}'}."
-    if study.differences and not all(pair.has_all_seeds for pair in study.differences):
-        text += f" One seed per model: {_ONE_SEED}"
+    if study.differences and any(len(row.scored) == 1 for row in study.finished):
+        text += (
+            " One seed per model: intervals cover the variation between texts, but not between "
+            "seeds."
+        )
     return text
 
 
 def _differences_from_paper(study: Study) -> list[str]:
-    """Describe decoder settings and optimizers that differ from the paper."""
+    """List decoder settings, except sizes and rates, and optimizers that differ from the paper."""
     configs = [member.config for row in study.rows for member in row.members]
     paper_decoder = preset("wikitext-103").decoder
-    found = [
-        description
-        for name, description in _DECODER_CHANGES.items()
-        for config in configs
-        if isinstance(config.decoder, TransformerDecoder)
-        and getattr(config.decoder, name) != getattr(paper_decoder, name)
+    settings = [
+        f"{field.name}={value}"
+        for field in fields(TransformerDecoder)
+        for value in (getattr(config.decoder, field.name, None) for config in configs)
+        if isinstance(value, str | bool) and value != getattr(paper_decoder, field.name)
     ]
-    found += [
-        f"training with {type(optimizer).__name__}"
-        for optimizer in (config.training.optimizer for config in configs)
-        if not isinstance(optimizer, Nesterov)
-    ]
-    return list(dict.fromkeys(found))
+    optimizers = [type(config.training.optimizer) for config in configs]
+    settings += [f"training with {kind.__name__}" for kind in optimizers if kind is not Nesterov]
+    return list(dict.fromkeys(settings))
 
 
 def tiles(study: Study) -> list[tuple[str, str, str]]:
@@ -146,7 +125,7 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
         return []
     best = study.ranked[0]
     small = min(study.finished, key=lambda row: row.num_params)
-    found = [
+    figures = [
         (number(study.headline(best).mean), best.label, f"lowest {study.headline_name}"),
         (millions(small.num_params), small.label, "fewest parameters"),
     ]
@@ -154,29 +133,27 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
     if times and not any(row.doubts for row in study.finished):
         fast = min(times, key=lambda label: times[label])
         description = "shortest training time, without compilation"
-        found.append((duration(times[fast]), fast, description))
+        figures.append((duration(times[fast]), fast, description))
     if rare := rarest(study.word_bins):
         loss, label = min((loss, label) for label, loss in rare.loss.items() if loss is not None)
         description = (
             f"lowest loss on words seen {rare.name.replace('-', ' to ')} times in training"
         )
-        found.append((f"{loss:.2f}", label, description))
-    return found
+        figures.append((f"{loss:.2f}", label, description))
+    return figures
 
 
 def findings(study: Study) -> list[str]:
     """Return the sentences below the comparison table."""
-    found = [
+    sentences = [
         f"{row.label} has no result for some seeds: {row.problem}."
         for row in study.finished
         if row.problem
     ]
-    found += [f"{row.label} {doubt}." for row in study.rows for doubt in row.doubts]
+    sentences += [f"{row.label} {doubt}." for row in study.rows for doubt in row.doubts]
     if len(study.finished) > 1 and not study.missing:
-        found += _extremes("On words", study.word_bins)
-        found += _extremes("After words", study.previous_bins)
-        found.append(_chance(study))
-    return found
+        sentences.append(_about_intervals(study))
+    return sentences
 
 
 def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
@@ -184,29 +161,17 @@ def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
     return next((b for b in bins if b.name in (RARE, "11-100") and b.tokens), None)
 
 
-def _extremes(prefix: str, bins: Sequence[FrequencyBin]) -> list[str]:
-    b = rarest(bins)
-    if b is None:
-        return []
-    ranked = sorted((loss, label) for label, loss in b.loss.items() if loss is not None)
-    best, worst = ranked[0][1], ranked[-1][1]
-    return [
-        f"{prefix} seen {b.name.replace('-', ' to ')} times in training, {best} has the lowest "
-        f"loss, {bin_loss(b, best)} nats, and {worst} the highest, {bin_loss(b, worst)}."
-    ]
-
-
-def _chance(study: Study) -> str:
+def _about_intervals(study: Study) -> str:
     pairs = len(study.differences)
     if not pairs:
         return "The text is too short for intervals."
-    text = "Each interval has a confidence level of 95 % by itself."
-    if pairs > 1:
-        num_false = max(1, round(pairs / 20))
-        text += (
-            f" If the models did not differ, about {num_false} of {pairs} pairs would still look "
-            "significant."
-        )
+    seeds = min(len(row.scored) for row in study.finished)
+    text = (
+        f"Intervals cover the variation between texts and between the {seeds} seeds."
+        if seeds > 1
+        else "Intervals cover only the variation between texts; another seed could change the "
+        "order of models with similar results."
+    )
     if missing := math.comb(len(study.finished), 2) - pairs:
         text += (
             f" {missing} of {pairs + missing} pairs have no interval, because their difference "
@@ -214,34 +179,24 @@ def _chance(study: Study) -> str:
         )
     if len(study.blocks) < FEW_BLOCKS:
         text += f" With only {len(study.blocks)} blocks of text, intervals are wide and imprecise."
-    seeds = min(len(row.scored) for row in study.finished)
-    if seeds > 1:
-        return f"{text} Intervals cover the variation between texts and between the {seeds} seeds."
-    return (
-        f"{text} Intervals cover only the variation between texts; another seed could change the "
-        "order of models with similar results."
-    )
+    return text
 
 
 def caption(study: Study) -> str:
     text = (
         "Perplexity is exp(mean loss per word), also for sub-word models; lower is better. "
-        "Parameters shared by input and output count once, with the input."
+        "Parameters shared by input and output count once, with the input. Words seen are running "
+        "words of the training text, also for sub-word models."
     )
     if study.differences:
         text += (
             " The column 'to the best' shows the difference from the best model on the same text, "
-            "with its 95 % interval; it is not significant if the interval includes zero."
+            "with its 95% interval; it is not significant if the interval includes zero."
         )
     if study.has_unknown:
         text += (
             " Unknown words are a single symbol for word models, but sub-word models predict their "
             "pieces; the column 'known words' leaves them out."
-        )
-    if any(row.is_busy for row in study.rows):
-        text += (
-            " Times marked 'busy' exceed the CPU time of the training thread by more than a third, "
-            "because other processes used the CPU."
         )
     if any(row.paper for row in study.rows):
         text += (
@@ -259,21 +214,18 @@ def words_caption(study: Study) -> str:
         f"and occurrences in the training text and in the {study.split} set. Words with at least "
         f"{MIN_TOKENS} occurrences in {MIN_BLOCKS} or more of {len(study.blocks)} blocks are "
         "tested (Student's t over blocks); the largest significant differences are shown, with a "
-        "false discovery rate of 5 % (Benjamini and Hochberg)."
+        "false discovery rate of 5% (Benjamini and Hochberg)."
     )
 
 
 def interval_caption(study: Study) -> str:
-    return f"95 % intervals are computed from {study.blocks.describe()}."
+    return f"95% intervals are computed from {study.blocks.describe()}."
 
 
 def paper_caption(study: Study) -> str:
-    text = (
+    return (
         f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
-        f"the change in {study.headline_name}, or in loss in nats, with 95 % intervals. Every "
+        f"the change in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
         "pair of models is compared; the better one in the paper comes first. Rare words occur "
-        f"{RARE.replace('-', ' to ')} times in training. Summary: {summary(claims(study))}."
+        f"{RARE.replace('-', ' to ')} times in training. Summary: {summary(study)}."
     )
-    if not all(pair.has_all_seeds for pair in study.differences):
-        text += f" With one seed, {_ONE_SEED}"
-    return text

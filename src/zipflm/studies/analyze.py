@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ from zipflm.messages import read_file
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
-from zipflm.runs.load import LoadedRun, load_run
+from zipflm.runs.load import load_run
 from zipflm.settings import from_dict, load_object
 from zipflm.storage import report_full_disk, sole_writer
-from zipflm.studies.compare import FULL_DISK_REMEDY, data_facts, scored_splits, split_text
+from zipflm.studies.compare import FULL_DISK_REMEDY, scored_splits, split_text
 from zipflm.studies.members import (
     StudyMember,
     make_member,
     saved_scores,
-    score_checkpoint,
     score_run,
 )
 from zipflm.studies.plan import (
@@ -39,7 +37,8 @@ from zipflm.studies.plan import (
     open_words,
     require_comparable,
 )
-from zipflm.studies.report import TABLE, claim_folder, write_report
+from zipflm.studies.protocol import describe_data
+from zipflm.studies.report import TABLE, require_report_folder, write_report
 from zipflm.studies.study import ContextScore, Study, Tried, build_study
 from zipflm.training import distributed
 from zipflm.units import perplexity
@@ -56,7 +55,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
     words = open_words(data)
     splits = scored_splits(words)
     with sole_writer(out):
-        claim_folder(out, "analysis")
+        require_report_folder(out)
         try:
             redrawn = build_study(
                 [
@@ -67,7 +66,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
                 split_text(words, splits[-1]),
                 title=table["title"],
                 dataset=table["dataset"],
-                facts=table["facts"],
+                protocol=table["protocol"],
                 tried=[from_dict(Tried, entry) for entry in table["tried"]],
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -75,7 +74,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
                 f"{study / TABLE}: damaged or written by another version of zipflm ({error!r}); "
                 "run the compare command of the study again to rewrite it"
             ) from None
-        write_report(redrawn, out, "analysis")
+        write_report(redrawn, out)
         return redrawn
 
 
@@ -107,7 +106,7 @@ def _saved_member(
     return make_member(plan, words, splits[-1], scored=scored, problem=problem)
 
 
-def analyse(
+def analyze(
     runs: Sequence[Path],
     data: Path,
     out: Path,
@@ -133,7 +132,7 @@ def analyse(
         words, opened_runs = process.run_on_all(open_all)
         splits = scored_splits(words)
         with process.enter_on_first(sole_writer(out)):
-            process.run_on_first(lambda: claim_folder(out, "analysis"))
+            process.run_on_first(lambda: require_report_folder(out))
             members: list[StudyMember] = []
             contexts: list[ContextScore] = []
             for plan, chosen in opened_runs:
@@ -145,12 +144,12 @@ def analyse(
                 split_text(words, splits[-1]),
                 title=f"{'1 run' if len(members) == 1 else f'{len(members)} runs'} on {words.path}",
                 dataset=dataset_of_paper([plan.config for plan, _ in opened_runs]),
-                facts=data_facts(words),
+                protocol=describe_data(words),
                 contexts=contexts,
             )
             if process.is_first:
                 with report_full_disk(out, FULL_DISK_REMEDY):
-                    write_report(study, out, "analysis")
+                    write_report(study, out)
     return study
 
 
@@ -160,8 +159,8 @@ def _open_runs(
     """Open runs and their checkpoints. A run is labeled by its factorization if that is unique,
     else by the name of its folder.
     """
-    found = [locate(path, choice) for path in paths]
-    configs = [checkpoint.config() for _, checkpoint in found]
+    located = [locate(path, choice) for path in paths]
+    configs = [checkpoint.config() for _, checkpoint in located]
     for config in configs:
         require_comparable(config)
     kinds = [config.factorization(config.batches.unit) or config.name for config in configs]
@@ -188,24 +187,10 @@ def _open_runs(
             ),
             checkpoint,
         )
-        for (run, checkpoint), config, name, kind in zip(found, configs, names, kinds, strict=True)
+        for (run, checkpoint), config, name, kind in zip(
+            located, configs, names, kinds, strict=True
+        )
     ]
-
-
-_DECODER_KIND = (
-    "dim",
-    "num_layers",
-    "ffn_dim",
-    "positions",
-    "qk_norm",
-    "activation",
-    "norm",
-    "input_residual",
-    "value_residual",
-    "attention_gate",
-)
-"""Fields that identify a decoder of the paper. In other fields, such as heads and dropout rates,
-the authors' code differs from the paper."""
 
 
 def dataset_of_paper(configs: Sequence[Config]) -> str:
@@ -221,11 +206,7 @@ def _is_model_of(config: Config, dataset: str) -> bool:
     kind = config.factorization(config.batches.unit)
     if kind not in FACTORIZATIONS:
         return False
-    theirs = preset(dataset, kind)
-    return config.num_params() == theirs.num_params() and all(
-        getattr(config.decoder, name, None) == getattr(theirs.decoder, name)
-        for name in _DECODER_KIND
-    )
+    return config.num_params() == preset(dataset, kind).num_params()
 
 
 def _score(
@@ -238,28 +219,22 @@ def _score(
 ) -> tuple[StudyMember, list[ContextScore]]:
     """Return a run as a member, and its perplexity with each context size."""
     splits = scored_splits(words)
-
-    @cache
-    def load() -> LoadedRun:
-        return load_run(checkpoint.path)
-
-    scored = score_checkpoint(
-        plan.run.path, checkpoint, plan.data, splits, options, load=load, keep=False, share=share
+    run = share.run_on_all(lambda: load_run(checkpoint.path))
+    member = make_member(
+        plan, words, splits[-1], scored=score_run(run, plan.data, splits, options, share)
     )
-    member = make_member(plan, words, splits[-1], scored=scored)
     contexts = []
     block = options.blocks(plan.config).block
     for size in context_sizes:
         chosen = replace(options, block=block, context=size)
-        loaded = share.run_on_all(load)
-        found = score_run(loaded, plan.data, splits, chosen, share).splits
+        scores = score_run(run, plan.data, splits, chosen, share).splits
         contexts.append(
             ContextScore(
                 label=plan.label,
                 train_block=plan.config.batches.block,
                 block=block,
                 context=size,
-                perplexity={s: perplexity(float(w.nll.mean())) for s, w in found.items()},
+                perplexity={s: perplexity(float(w.nll.mean())) for s, w in scores.items()},
             )
         )
     return member, contexts
