@@ -130,7 +130,7 @@ def test_divergence_is_the_same_error_in_all_processes(word_data, tmp_path):
     assert statuses(ended) == [1, 1]
     assert "[1/2] ADP: failed" in ended[0].stdout and "[2/2] ADP-T: failed" in ended[0].stdout
     (error,) = errors(ended)
-    assert "ADP: training.max_bad_updates=1" in error and "bad-batch-*.safetensors" in error
+    assert "ADP: training.max_bad_updates=1" in error
 
 
 @multi_process

@@ -12,7 +12,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.records import Origin, Provenance
 
-_PACKAGE = Path(__file__).parents[1] / "__init__.py"
+_PACKAGE = Path(__file__).parents[1]
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
 
 
@@ -46,22 +46,14 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def commit(package: Path) -> str | None:
-    """Return the commit of the checkout that contains `package`, or None if it is installed.
+    """Return the commit of the checkout that contains the folder `package`, if git tracks it."""
 
-    `package` is the path of `src/zipflm/__init__.py`. git must track it under this path, so an
-    installed package inside another repository does not count.
-    """
-    root = package.resolve().parents[2]
-    if _git(root, "rev-parse", "--show-toplevel") != str(root):
-        return None
-    if _git(root, "ls-files", "--error-unmatch", str(package.resolve())) is None:
-        return None
-    return _git(root, "rev-parse", "HEAD")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        command = ["git", "-C", str(folder), *arguments]
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -66,7 +66,7 @@ class Report:
     memory: int
     """Peak memory of the GPU allocator or of the process, in bytes."""
     seconds_left: float
-    """Estimated time left, including validation."""
+    """Estimated training time left, without validation and checkpoints."""
     flop_utilisation: float | None = None
     compiled: bool | None = None
     """Whether the model ran compiled; None if compilation is off."""

@@ -46,8 +46,6 @@ class Tally:
     since_report: SinceReport = field(default_factory=SinceReport)
     stop: bool = False
     """True if a process received a request to stop."""
-    last_good: int | None = None
-    """Number of the last update since the start or resumption that was not skipped."""
 
     def __post_init__(self) -> None:
         self.resume()
@@ -63,7 +61,6 @@ class Tally:
                 self.skipped_in_a_row += 1
                 continue
             self.skipped_in_a_row = 0
-            self.last_good = self.update
             since.nll += result.nll
             since.tokens += int(result.tokens)
             since.words += int(result.words)

@@ -49,8 +49,6 @@ class Run:
     """Number of updates done."""
     compiled_blocks: set[int] = field(default_factory=set)
     """Block lengths for which the model has been compiled."""
-    seconds_per_scored_word: float = 0.0
-    """Measured in the last validation; 0 before the first one."""
     whole_validation: bool = True
     """Score the whole validation set when a checkpoint is saved and at the end."""
     best_loss: float | None = None
@@ -264,7 +262,7 @@ def open_run(
     warnings = [high_end_warning(config)]
     if process.is_first and process.device.type == "cpu":
         flops = throughput.flops_left(config, data.vocabulary.counts, done)
-        warnings += [throughput.slow_cpu_warning(flops, config.name), throughput.load_warning()]
+        warnings += [throughput.slow_cpu_warning(flops, config.name)]
     for warning in filter(None, warnings):
         log.info(f"warning: {warning}")
     if origin is not None:
@@ -294,7 +292,7 @@ def newest_valid(
 
     def problem_here(checkpoint: Checkpoint) -> str:
         try:
-            checkpoint.check(share=(process.rank, process.world_size))
+            checkpoint.verify(share=(process.rank, process.world_size))
         except (ValueError, OSError) as error:
             return str(error)
         return ""

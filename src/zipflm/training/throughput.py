@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import re
 import resource
@@ -98,17 +97,6 @@ def slow_cpu_warning(flops: float, name: str) -> str | None:
     return (
         f"no GPU: {name} needs about {format_duration(seconds)} here; try the presets tiny, demo "
         "or small, which are made for a CPU, or fewer updates (training.max_updates)"
-    )
-
-
-def load_warning() -> str | None:
-    """Return a warning if other processes keep the CPU busy; None otherwise."""
-    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if busy <= cores:
-        return None
-    return (
-        f"other processes keep this machine busy (load {busy:.1f} on {cores} cores): training will "
-        "be slower than on an idle machine"
     )
 
 

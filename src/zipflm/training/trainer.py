@@ -22,7 +22,7 @@ from zipflm.training.schedule import learning_rate
 from zipflm.training.setup import Run
 from zipflm.training.signals import StopSignal
 from zipflm.training.stream import block_at
-from zipflm.training.validation import seconds_left, validate
+from zipflm.training.validation import validate
 
 
 def train(
@@ -78,7 +78,6 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     # one.
     is_alone = run.process.world_size == 1
     updates, results = Updates(run.learner, run.config), step.ResultReader()
-    batches: list[Batch] = []
     run.log.start(run.update)
     tally.resume()
     while run.update < training.max_updates and not tally.stop and not run.should_stop_early:
@@ -89,15 +88,14 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout depends only on the update, so no random state has to be saved.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
-        previous, batches = batches, _next_batches(run)
+        batches = _next_batches(run)
         with _compiling(run), tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
         run.update += 1
         stop.arm()
         run.log.advance(run.update)
         tally.add(results.send(result))
-        saver.prune_if_proven(tally.last_good)
-        stop_if_bad(run, saver, previous)
+        stop_if_bad(run, saver)
 
         is_last = run.update == training.max_updates
         should_report = is_last or _is_due(run.update, training.report_every) or run.update == 1
@@ -107,16 +105,12 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             continue
         tally.add(results.drain())
         tally.pause()
-        saver.prune_if_proven(tally.last_good)
-        stop_if_bad(run, saver, batches)
+        stop_if_bad(run, saver)
         if should_report:
             run.log.report(_report(run, rate))
         valid = None
         if should_validate:
-            # Early stopping counts validations, so none can be cancelled.
-            can_cancel = is_alone and not is_last and not training.patience
-            cancelled = (lambda: stop.is_requested) if can_cancel else (lambda: False)
-            valid = validate(run, whole=should_save, is_cancelled=cancelled)
+            valid = validate(run, whole=should_save)
             if run.should_stop_early and not should_report:
                 run.log.report(_report(run, rate))
         if should_save or (should_validate and run.should_save):
@@ -124,7 +118,6 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         tally.resume()
     tally.pause()
     tally.add(results.drain())
-    saver.prune_if_proven(tally.last_good)
     saver.wait()
     if saver.newest < run.update:
         saver.save(None, required=True)
@@ -189,9 +182,6 @@ def _report(run: Run, rate: float) -> Report:
     since = tally.take()
     sums, elapsed = Sums(since.nll, since.tokens, since.words), max(since.seconds, 1e-9)
     seconds_per_update = elapsed / max(since.updates, 1)
-    updates_left = config.training.max_updates - run.update
-    # Scoring a token takes about a third of the time of training on it.
-    estimate = seconds_per_update / config.training.tokens_per_update / 3
     first = run.learner.optimizers[0].param_groups[0]
     return Report(
         update=run.update,
@@ -208,7 +198,7 @@ def _report(run: Run, rate: float) -> Report:
         skipped=tally.skipped,
         block=run.stream.block,
         memory=throughput.peak_memory(device),
-        seconds_left=updates_left * seconds_per_update + seconds_left(run, estimate),
+        seconds_left=(config.training.max_updates - run.update) * seconds_per_update,
         flop_utilisation=_flop_utilisation(run, since.tokens / elapsed),
         compiled=run.learner.compiled,
         compile_seconds=tally.compile_seconds,
