@@ -43,17 +43,11 @@ T = TypeVar("T")
 
 
 class UnknownKey(ValueError):
-    """A key that is not a field; the message suggests the closest one."""
+    """An override of a field that does not exist."""
 
-    def __init__(self, unknown: str, known: Sequence[str], guesses: Sequence[str] = ()) -> None:
-        """`guesses` take precedence over the closest of the `known` keys."""
-        fields = {_last(key): key for key in known}
-        close = get_close_matches(_last(unknown)[:200], fields, n=1, cutoff=0.5)
-        guesses = guesses or [fields[name] for name in close]
-        hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {', '.join(known)}"
-        super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
-        self.key = unknown
-        """The whole key. The message may name only its unknown start."""
+    def __init__(self, key: str, hint: str) -> None:
+        super().__init__(f"unknown key {unquoted(key)}: {hint}")
+        self.key = key
 
 
 def to_dict(record: Any) -> dict[str, Any]:
@@ -123,7 +117,7 @@ def parse(hint: Any, value: Any, where: str = "", *, strict: bool = True) -> Any
             return adapter.validate_json(json.dumps(value), strict=True)
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise _to_value_error(error, hint, where) from None
+        raise _to_value_error(error, where) from None
 
 
 @cache
@@ -189,85 +183,26 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=config)
 
 
-def _to_value_error(error: ValidationError, hint: Any, where: str) -> ValueError:
-    """Convert the most relevant of pydantic's errors to `field=value: expected ...`."""
+def _to_value_error(error: ValidationError, where: str) -> ValueError:
+    """Convert the most relevant of pydantic's errors to `field=value: problem`."""
     # Prefer unknown fields, because a misspelled field is also reported as missing. In a union,
     # the deepest error belongs to the intended type.
     details = max(
         error.errors(include_url=False),
         key=lambda item: (item["type"] == "unexpected_keyword_argument", len(item["loc"])),
     )
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    loc = details["loc"]
-    if kind == "missing" and isinstance(loc[-1], int):  # an item of a tuple
-        loc = loc[:-1]
-    names, owner, field_hint = _locate(hint, loc)
-    key = where + ".".join(names)
-    match kind:
+    # Without the names of classes in unions.
+    key = where + ".".join(part for part in map(str, details["loc"]) if not part[:1].isupper())
+    match details["type"]:
         case "unexpected_keyword_argument":
-            before = where + "".join(f"{name}." for name in names[:-1])
-            return UnknownKey(key, [before + field.name for field in fields(owner)])
+            return ValueError(f"unknown key {unquoted(key)}")
         case "value_error":  # from __post_init__; starts with the name of the field
-            return ValueError(
-                f"{key}.{context['error']}" if names else f"{where}{context['error']}"
-            )
-        case "missing" if loc == details["loc"]:
-            return ValueError(f"{key}: missing, and {owner.__name__} needs it; add {key}=...")
-        case "union_tag_invalid" | "union_tag_not_found":
-            prefix = f"{key}: " if key else ""
-            choices = ", ".join(kinds_of(field_hint))
-            return ValueError(f"{prefix}kind={quoted(value.get('kind'))}: choose from {choices}")
-    problem = _expected(kind, context, field_hint) or details["msg"]
-    return ValueError(f"{key}={quoted(value)}: {problem}")
-
-
-_PHRASES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-
-
-def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
-    match kind.partition("_")[0]:
-        case "int" | "float" | "finite" | "string" | "bool":
-            option = options_of(hint)[0]
-            return f"expected {_PHRASES.get(option) or describe_type(option)}"
-        case "literal" | "enum":
-            choices = str(context["expected"]).replace("'", "")
-            return f"choose from {choices.replace(' or ', ', ')}"
-        case "tuple":
-            return "expected a list"
-        case "missing" | "too":
-            return f"expected {len(get_args(options_of(hint)[0]))} values"
-        case "dict" | "mapping" if kinds_of(hint):
-            return f"expected the fields of {' or '.join(kinds_of(hint))}"
-        case "dict" | "mapping":
-            return "expected an object"
-        case "dataclass":
-            return f"expected the fields of {context['class_name']}"
-    return ""
-
-
-def _locate(hint: Any, loc: Sequence[str | int]) -> tuple[list[str], Any, Any]:
-    """Return the field names in pydantic's path to an error, and the last one's class and type."""
-    names, owner = list[str](), None
-    for part in loc:
-        options = options_of(hint)
-        (only,) = options if len(options) == 1 else (None,)
-        if only is None:  # pydantic names the option
-            hint = next((option for option in options if _label(option) == part), hint)
-        elif is_dataclass(only):
-            owner = only
-            names.append(str(part))
-            hint = field_types(owner).get(str(part))  # type: ignore[arg-type]
-        elif get_origin(only) is tuple:
-            inner = get_args(only)
-            hint = inner[0] if inner[-1] is ... else inner[int(part)]
-        else:
-            names.append(str(part))
-            hint = get_args(only)[1]
-    return names, owner, hint
-
-
-def _label(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+            prefix = f"{key}." if key and key != where else key
+            return ValueError(f"{prefix}{details['ctx']['error']}")
+        case "missing":
+            return ValueError(f"{key}: missing")
+    problem = details["msg"].replace("Input should be", "must be")
+    return ValueError(f"{key}={quoted(details['input'])}: {problem}" if key else problem)
 
 
 _Assignment = tuple[list[str], str]
@@ -337,11 +272,11 @@ def _build(
         key = where + name
         if name not in hints:
             path = next(path for path, _ in pairs if path[0] == name)
-            others = [other for other in known if other != key]
-            guesses = keys_like(key, others) if path == [name] else []
-            error = UnknownKey(key, [where + field for field in hints], guesses)
-            error.key = where + ".".join(path)
-            raise error
+            unknown = where + ".".join(path)
+            guesses = [other for other in keys_like(unknown, known) if other != unknown]
+            fields_here = ", ".join(where + field for field in hints)
+            hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {fields_here}"
+            raise UnknownKey(unknown, hint)
         direct = [text for path, text in pairs if path == [name]]
         inner = [(path[1:], text) for path, text in pairs if path[0] == name and len(path) > 1]
         if is_dataclass(values.get(name)):
@@ -395,8 +330,6 @@ def _parse_text(hint: Any, text: str, key: str) -> Any:
     try:
         return parse(hint, _split(hint, text), key, strict=False)
     except ValueError:
-        if not _is_tuple_of_tuples(hint):
-            raise
         raise ValueError(f"{key}={quoted(text)}: expected {describe_type(hint)}") from None
 
 
@@ -480,7 +413,7 @@ def describe_type(hint: Any) -> str:
         return _join_or(options)
     if origin in (Union, UnionType):
         return _join_or([describe_type(option) for option in options])
-    if _is_tuple_of_tuples(hint):
+    if origin is tuple and get_origin(options[0]) is tuple:
         inner = get_args(options[0])
         kind = "integers" if set(inner) == {int} else "numbers"
         return f"comma-separated groups {':'.join('abcdef'[: len(inner)])} of {kind}"
@@ -489,10 +422,6 @@ def describe_type(hint: Any) -> str:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _join_or([member.value for member in hint])
     return "none" if hint is type(None) else str(getattr(hint, "__name__", hint))
-
-
-def _is_tuple_of_tuples(hint: Any) -> bool:
-    return get_origin(hint) is tuple and get_origin(get_args(hint)[0]) is tuple
 
 
 def _join_or(options: Any) -> str:

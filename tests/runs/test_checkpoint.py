@@ -86,8 +86,11 @@ def test_can_skip_the_optimizer_state(newest):
     [
         ("[]", "not a JSON object"),
         ('{"kind": "TrainingState", "update": 2}', "place: missing"),
-        ('{"kind": "State"}', "kind='State': choose from TrainingState, ImportedState"),
-        ('{"update": 2, "place": {}}', "from another release: kind=None"),
+        ('{"kind": "State"}', "expected tags: 'TrainingState', 'ImportedState'"),
+        (
+            '{"update": 2, "place": {}}',
+            "from another release: Unable to extract tag using discriminator 'kind'",
+        ),
     ],
 )
 def test_rejects_bad_states(newest, content, message):

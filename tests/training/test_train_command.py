@@ -112,7 +112,7 @@ def test_sub_words_are_scored_per_word(bpe_data, tmp_path):
 BAD = {
     "training.max_update=3": "did you mean training.max_updates",
     "training.optimizer=Adam": "choose Nesterov, AdamW, Muon",
-    "training.dtype=int8": "choose from float32, bfloat16, float16",
+    "training.dtype=int8": "expected float32, bfloat16 or float16",
     "batches.tokens=96": "use training.tokens_per_update=96",
     "batches.block=24": "whole blocks of 24 in batches.tokens=64",
     "batches.block=56": "use training.tokens_per_update=112",
