@@ -1,34 +1,30 @@
-"""Set up a run before its first update: checks, model, optimizers and position in the data."""
+"""Set up a run before its first update: checkpoint, model, optimizers and position in the data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
-from zipflm import __version__
-from zipflm.config import Config, require
-from zipflm.data.batches import Batches
-from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
-from zipflm.data.vocabulary import CONTINUES
+from zipflm.config import Config
+from zipflm.data.folder import DataFolder
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import empty_model, first_values
 from zipflm.runs.provenance import origin_of
-from zipflm.runs.records import Place, TrainingState
-from zipflm.settings import to_dict
+from zipflm.runs.records import ImportedState, Place, TrainingState
 from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.carried_state import carried_state
+from zipflm.training.checks import SAME, require_weights_of
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
-from zipflm.training.schedule import high_end_warning, stretched
+from zipflm.training.schedule import high_end_warning
 from zipflm.training.step import Learner, build_learner
 from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, tokens_per_batch
 
@@ -73,121 +69,6 @@ class Run:
         """True if the last validation requires a checkpoint."""
         has_improved = self.config.training.patience > 0 and self.since_best == 0
         return self.should_stop_early or has_improved
-
-
-# A text with more continuation marks (subword-nmt's @@) than this is already split into pieces.
-_SHARE_OF_CONTINUED_WORDS = 0.05
-
-
-def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None) -> Config:
-    """Return the config with its length in updates.
-
-    Raises ValueError if it does not match the data or the initial weights.
-    """
-    if initial is not None:
-        check_initial(initial, config, data)
-    check_data(config, data)
-    return in_updates(config, data)
-
-
-def check_data(config: Config, data: DataFolder) -> None:
-    """Raise ValueError if the config and the data do not match."""
-    if config.batches.unit != data.unit:
-        remedy = "with --bpe" if config.batches.unit == "bpe" else "without --bpe"
-        raise ValueError(
-            f"{data.path}: the unit is {data.unit}, but {config.name} needs {config.batches.unit}; "
-            f"prepare a folder {remedy}, or choose another factorization"
-        )
-    train = data.facts.splits.get("train")
-    if train and data.unit == "word" and train.continued > _SHARE_OF_CONTINUED_WORDS * train.words:
-        raise ValueError(
-            f"{data.path}: {train.continued:,} of the {train.words:,} words of its training text "
-            f"end in {CONTINUES}: it is already split into pieces; prepare the text of whole words "
-            "with --bpe or --bpe-codes"
-        )
-    if config.vocab_size != len(data.vocabulary):
-        raise ValueError(
-            f"vocab_size={config.vocab_size}: {data.path} has {len(data.vocabulary)} ids; use "
-            "recipes.resolve or fit_vocabulary to fit the config to the folder"
-        )
-    require(
-        not config.training.patience or "valid" in data.splits,
-        "training.patience",
-        config.training.patience,
-        f"needs a validation set, but {data.path} has none; prepare it with --valid",
-    )
-
-
-def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:
-    """Raise ValueError unless a run can start from these weights."""
-    codes, splitting = initial.codes(), initial.splitting()
-    is_same = (
-        initial.vocabulary().hash == data.vocabulary.hash
-        and (codes and codes.hash) == (data.codes and data.codes.hash)
-        and splitting == data.splitting
-    )
-    if not is_same:
-        options = [f"--vocabulary {initial.path / VOCABULARY_FILE}"]
-        if codes is not None:
-            options.append(f"--bpe-codes {initial.path / CODES_FILE}")
-        raise ValueError(
-            f"{data.path}: not prepared with the vocabulary of {initial.path}; prepare the text "
-            f"again: zipflm prepare {' '.join(options)} {splitting}"
-        )
-    _require_weights_of(empty_model(config, data.vocabulary), initial)
-
-
-def in_updates(config: Config, data: DataFolder) -> Config:
-    """Return the config with its length in updates, converted from `training.epochs` if set."""
-    training = config.training
-    if not training.epochs:
-        return config
-    epochs_per_update, start = 0.0, 0.0
-    for end, block in (*training.stages, (1.0, config.batches.block)):
-        blocks = replace(config.batches.blocks, block=block)
-        tokens = data.tokens("train")
-        text = Batches(
-            tokens,
-            blocks,
-            max_tokens=config.batches.tokens,
-            shuffle=True,
-            streams=training.tokens_per_update // block,
-        )
-        batches = training.tokens_per_update / tokens_per_batch(config, block)
-        epochs_per_update += (end - start) * batches / text.num_batches
-        start = end
-    # Allow for rounding errors.
-    return stretched(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
-
-
-_SAME = "use the same command, data and packages in all processes"
-
-
-def check_processes(config: Config, data: DataFolder, process: Process) -> None:
-    """Raise ValueError in all processes if their number is not supported or their inputs differ."""
-    accumulation(config, process)  # raises if an update is not a whole number of batches
-    is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
-    require(
-        not (config.input.has_sparse_gradients and is_on_gpus),
-        "input.sparse",
-        True,
-        "sparse gradients need gloo, but several GPUs use NCCL; use one process or CPUs, or omit "
-        "input.sparse",
-    )
-    texts = {f"the {split} text": data.split(split).sha256 for split in data.splits}
-    packages = {"zipflm": __version__, "torch": torch.__version__}
-    same = {"the vocabulary": data.vocabulary.hash} | texts | packages | _flat(to_dict(config))
-    process.require_same(same, _SAME)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
@@ -244,7 +125,7 @@ def open_run(
     origin = None
     if initial is not None and found is None:
         origin = origin_of(initial)
-        process.require_same({"the initial weights": origin.weights}, _SAME)
+        process.require_same({"the initial weights": origin.weights}, SAME)
         process.run_on_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
     process.run_on_first(lambda: data.verify(*used))
@@ -336,50 +217,40 @@ def start(
         fill = partial(_load_weights, model, weights)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, fill)
-    counts_cpu = process.device.type == "cpu" and process.world_size == 1
-    if found is None:
-        tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
-        stream = Stream(config, data.tokens("train"), process, Place(), block_at(config, 0))
-        learner.carried = carried_state(config, model, process, stream.block)
-        return Run(config, data, folder, process, learner, stream, tally, log, update=0)
-    state = found.state()
-    assert isinstance(state, TrainingState)  # `resume.check` rejects imported models
-    optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
-    learner.scale.load(state.loss_scale)
-    tally = Tally(
-        update=state.update,
-        seconds=state.seconds,
-        compile_seconds=state.compile_seconds,
-        cpu_seconds=state.cpu_seconds if counts_cpu else None,
-        skipped=state.skipped,
-        skipped_in_a_row=state.skipped_in_a_row,
-        since_report=state.since_report,
-    )
-    log.info(f"resuming after update {state.update}")
-    block = block_at(config, state.update)
-    stream = Stream(config, data.tokens("train"), process, state.place, block)
+    state = None if found is None else found.state()
+    assert not isinstance(state, ImportedState)  # rejected by `resume.check`
+    tally, place = Tally(cpu_seconds=0.0), Place()
+    if state is not None:
+        log.info(f"resuming after update {state.update}")
+        place = state.place
+        tally = Tally(
+            update=state.update,
+            seconds=state.seconds,
+            compile_seconds=state.compile_seconds,
+            cpu_seconds=state.cpu_seconds,
+            skipped=state.skipped,
+            skipped_in_a_row=state.skipped_in_a_row,
+            since_report=state.since_report,
+        )
+    if process.device.type != "cpu" or process.world_size > 1:
+        tally.cpu_seconds = None
+    block = block_at(config, tally.update)
+    stream = Stream(config, data.tokens("train"), process, place, block)
     learner.carried = carried_state(config, model, process, block)
-    if learner.carried is not None and stream.place == state.place:  # the same rows continue
-        learner.carried.load(found.stored_optimizer())
-    run = Run(config, data, folder, process, learner, stream, tally, log, state.update)
-    run.best_loss, run.since_best = state.best_loss, state.since_best
+    run = Run(config, data, folder, process, learner, stream, tally, log, tally.update)
+    if found is not None and state is not None:
+        stored = found.stored_optimizer()
+        optimizers.load_tensors(learner.optimizers, model, stored)
+        learner.scale.load(state.loss_scale)
+        if learner.carried is not None and stream.place == place:  # the same rows continue
+            learner.carried.load(stored)
+        run.best_loss, run.since_best = state.best_loss, state.since_best
     return run
 
 
 def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    _require_weights_of(model, checkpoint)
+    require_weights_of(model, checkpoint)
     checkpoint.stored_weights().load_into(model.state_dict())
-
-
-def _require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    stored = checkpoint.stored_weights()
-    needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(needed.keys() | stored.shapes.keys()):
-        if needed.get(name) != stored.shapes.get(name):
-            raise ValueError(
-                f"{checkpoint.path}: {name} is {stored.shapes.get(name, 'missing')}, but the model "
-                f"needs {needed.get(name, 'none')}; use a checkpoint of the same model"
-            )
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

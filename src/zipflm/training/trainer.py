@@ -14,7 +14,15 @@ from zipflm.data.folder import DataFolder
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Sums
-from zipflm.training import STALL_SECONDS, distributed, optimizers, setup, step, throughput
+from zipflm.training import (
+    STALL_SECONDS,
+    checks,
+    distributed,
+    optimizers,
+    setup,
+    step,
+    throughput,
+)
 from zipflm.training.carried_state import carried_state
 from zipflm.training.checkpointing import Saver, stop_if_bad
 from zipflm.training.cuda_graphs import Updates
@@ -48,14 +56,14 @@ def train(
 
     Raises ValueError or OSError if the input is invalid. Saved checkpoints stay intact.
     """
-    config = setup.checked(config, data, initial)
+    config = checks.checked(config, data, initial)
     folder = RunFolder(out)
     with (
         distributed.started(device, stall_seconds) as process,
         StopSignal(is_alone=process.world_size == 1) as stop,
         process.enter_on_first(folder.lock()),
     ):
-        setup.check_processes(config, data, process)
+        checks.check_processes(config, data, process)
         run = setup.open_run(
             config, data, folder, process, resume=resume, other_text=other_text, initial=initial
         )
