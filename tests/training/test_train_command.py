@@ -114,7 +114,7 @@ BAD = {
     "training.optimizer=Adam": "choose Nesterov, AdamW, Muon",
     "training.dtype=int8": "expected float32, bfloat16 or float16",
     "batches.tokens=96": "use training.tokens_per_update=96",
-    "batches.block=24": "whole blocks of 24 in batches.tokens=64",
+    "batches.block=24": "process at once in blocks of 24",
     "batches.block=56": "use training.tokens_per_update=112",
     "training.stages=0.5:12": "use training.tokens_per_update=960",  # multiple of 60 and 64
     "training.stages=0.5:128": "exceeds batches.tokens=64",

@@ -129,11 +129,9 @@ class Log:
             self._bar.update(self._task, completed=update)
 
     @contextmanager
-    def status(self, text: str, line: str = "") -> Iterator[None]:
-        """Show `text` next to the bar; without a bar, print `line` first."""
+    def status(self, text: str) -> Iterator[None]:
+        """Show `text` next to the bar, if there is one."""
         if self._bar is None:
-            if line:
-                self.info(line)
             yield
             return
         self._bar.update(self._task, stage=f"  {text} ...", refresh=True)

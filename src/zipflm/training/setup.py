@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -43,8 +43,6 @@ class Run:
     log: Log
     update: int
     """Number of updates done."""
-    compiled_blocks: set[int] = field(default_factory=set)
-    """Block lengths for which the model has been compiled."""
     whole_validation: bool = True
     """Score the whole validation set when a checkpoint is saved and at the end."""
     best_loss: float | None = None
@@ -79,6 +77,8 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     for part, count in parts.items():
         yield f"  {part:{width}}  {count:>13,}"
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
+    if config.training.compile and config.decoder.is_compilable:
+        yield "the first update compiles the model, which can take several minutes"
     if config.training.tables == "sharded" and process.world_size > 1:
         rest = "; only the decoder is compiled" if config.training.compile else ""
         yield f"the tables are sharded over {process.world_size} devices{rest}"

@@ -47,11 +47,10 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
     per_step = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
     if requested % (common := math.lcm(*per_step.values())):
         short = next(b for b, tokens in per_step.items() if requested % tokens)
-        batch = _describe_batch(config, short)
         nearest = max(round(requested / common), 1) * common
         raise ValueError(
-            f"training.tokens_per_update={requested}: not a multiple of the {per_step[short]} "
-            f"tokens that {process.world_size} device(s) x {batch} process at once; use "
+            f"training.tokens_per_update={requested}: not a multiple of {per_step[short]}, the "
+            f"tokens that {process.world_size} device(s) process at once in blocks of {short}; use "
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
     return _batches_per_update(config, block or config.batches.block) // process.world_size
@@ -66,13 +65,6 @@ def tokens_per_batch(config: Config, block: int) -> int:
 def _batches_per_update(config: Config, block: int) -> int:
     """Return the number of batches per update, over all processes."""
     return config.training.tokens_per_update // tokens_per_batch(config, block)
-
-
-def _describe_batch(config: Config, block: int) -> str:
-    tokens = tokens_per_batch(config, block)
-    if tokens == config.batches.tokens:
-        return f"batches.tokens={tokens}"
-    return f"{tokens} tokens (whole blocks of {block} in batches.tokens={config.batches.tokens})"
 
 
 class Stream:

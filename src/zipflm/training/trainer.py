@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -96,7 +95,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         # Dropout depends only on the update, so no random state has to be saved.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         batches = _next_batches(run)
-        with _compiling(run), tally.compiling(run.learner):
+        with tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
         run.update += 1
         stop.arm()
@@ -171,16 +170,6 @@ def _use_block(run: Run, block: int) -> None:
         learner.carried = carried_state(run.config, learner.model, run.process, block)
     if learner.carried is not None and run.stream.is_at_start:
         learner.carried.reset()
-
-
-def _compiling(run: Run) -> AbstractContextManager[None]:
-    """Print a message if the next update compiles the model."""
-    if run.learner.compilation is None or run.stream.block in run.compiled_blocks:
-        return nullcontext()
-    run.compiled_blocks.add(run.stream.block)
-    blocks = f"blocks of {run.stream.block} tokens"
-    line = f"compiling the model for {blocks}; this can take several minutes"
-    return run.log.status("compiling", line)
 
 
 def _report(run: Run, rate: float) -> Report:
