@@ -4,8 +4,8 @@
     python benchmarks/decoders.py --device cpu --preset tiny/ADP-T --steps 5
 
 Each decoder has about the size of the preset's Transformer. Training uses ids that follow Zipf's
-law. Streaming reads and scores one word at a time on the CPU, in float32. One JSON object is printed
-per decoder.
+law. Streaming reads and scores one word at a time on the CPU, in float32. Prints a JSON object for
+each decoder.
 """
 
 from __future__ import annotations

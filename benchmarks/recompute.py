@@ -31,7 +31,7 @@ from zipflm.model.decoders.transformer import Transformer
 from zipflm.model.precision import Precision, autocast
 from zipflm.presets import from_name
 from zipflm.runs.load import untrained_model
-from zipflm.runs.records import Place
+from zipflm.runs.records import Position
 from zipflm.settings import override
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.distributed import Process
@@ -115,7 +115,7 @@ def _updates(config: Config, process: Process, steps: int) -> Row:
     learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
     num_batches = accumulation(config, process)
     tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 6))
-    stream = Stream(config, tokens, process, Place(), config.batches.block)
+    stream = Stream(config, tokens, process, Position(), config.batches.block)
     optimizers.set_rates(learner.optimizers, 1e-3)
 
     def update() -> None:

@@ -27,7 +27,7 @@ from zipflm.data.vocabulary import Vocabulary
 from zipflm.presets import dataset_of, from_name
 from zipflm.presets.recipes import apply
 from zipflm.runs.load import untrained_model
-from zipflm.runs.records import Place
+from zipflm.runs.records import Position
 from zipflm.settings import override
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.cuda_graphs import Updates
@@ -71,7 +71,7 @@ def measure(
     learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
     num_batches = accumulation(config, process)
     tokens = text(config.vocab_size, config.training.tokens_per_update * (steps + 10))
-    stream = Stream(config, tokens, process, Place(), config.batches.block)
+    stream = Stream(config, tokens, process, Position(), config.batches.block)
     updates = Updates(learner, config)
     optimizers.set_rates(learner.optimizers, 1e-3)
     for _ in range(5):  # compiles, allocates, fills the loader, records the graph

@@ -153,6 +153,7 @@ def test_writes_tensorboard_events(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = Log(RunFolder(tmp_path), max_updates=10, tensorboard=True)
+    log.start(0)
     log.report(REPORT)
     log.report(validation(5, 1.0, 80.0))
     log.close()

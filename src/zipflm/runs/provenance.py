@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def provenance(data: DataFolder, device: str = "") -> Provenance:
     """Return the provenance of a run that starts now."""
     return Provenance(
         python=platform.python_version(),
-        packages=dict(_versions()),
+        packages=_versions(),
         commit=commit(_PACKAGE),
         vocabulary=data.vocabulary.hash,
         text=data.split("train").sha256,
@@ -35,14 +36,12 @@ def origin_of(checkpoint: Checkpoint) -> Origin:
     return Origin(run=str(run), checkpoint=checkpoint.name, weights=checkpoint.weights_hash)
 
 
-def _versions() -> list[tuple[str, str]]:
-    found = [("zipflm", __version__)]  # works even if it is not installed
+def _versions() -> dict[str, str]:
+    versions = {"zipflm": __version__}  # works even if it is not installed
     for name in _PACKAGES:
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def commit(package: Path) -> str | None:

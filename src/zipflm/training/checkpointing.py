@@ -24,7 +24,7 @@ class Saver:
         """Keep the newest `keep` checkpoints and the best one, or all if `keep` is 0."""
         self._run, self._keep = run, keep
         self.newest: int = run.update
-        """Update of the newest saved checkpoint; 0 if there is none."""
+        """Update of the newest saved checkpoint, or 0."""
 
     def save(self, valid: Validation | None, required: bool) -> None:
         """Write a checkpoint, unless the last update was skipped because its loss was not finite.
@@ -94,7 +94,7 @@ def _state(run: Run, valid: Validation | None) -> TrainingState:
     tally, data = run.tally, run.data
     return TrainingState(
         update=run.update,
-        place=run.stream.place,
+        place=run.stream.position,
         seconds=tally.seconds,
         compile_seconds=tally.compile_seconds,
         cpu_seconds=tally.cpu_seconds,

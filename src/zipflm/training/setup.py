@@ -18,7 +18,7 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import empty_model, first_values
 from zipflm.runs.provenance import origin_of
-from zipflm.runs.records import ImportedState, Place, TrainingState
+from zipflm.runs.records import ImportedState, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.carried_state import carried_state
 from zipflm.training.checks import SAME, require_weights_of
@@ -114,27 +114,27 @@ def open_run(
     training = config.training
     log = Log(folder, training.max_updates, not process.is_first, training.tensorboard)
     # All processes read the folder before the first one changes it.
-    found = newest_valid(folder, process, log.info) if resume else None
-    if found is not None and _is_finished(config, found):
-        field = "max_updates" if found.update >= training.max_updates else "patience"
+    latest = newest_valid(folder, process, log.info) if resume else None
+    if latest is not None and _is_finished(config, latest):
+        field = "max_updates" if latest.update >= training.max_updates else "patience"
         log.info(
-            f"{folder.path}: already finished (update {found.update} of {training.max_updates}); "
+            f"{folder.path}: already finished (update {latest.update} of {training.max_updates}); "
             f"raise training.{field} to continue"
         )
         return None
     origin = None
-    if initial is not None and found is None:
+    if initial is not None and latest is None:
         origin = origin_of(initial)
         process.require_same({"the initial weights": origin.weights}, SAME)
         process.run_on_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
     process.run_on_first(lambda: data.verify(*used))
     process.require_shared(folder.path)
-    done = found.update if found else 0
+    done = latest.update if latest else 0
 
     def open_folder() -> None:
         folder.open(config, data, done, throughput.device_name(process.device), origin)
-        for path in folder.set_aside(done) if found else ():
+        for path in folder.set_aside(done) if latest else ():
             log.info(f"moved the damaged checkpoint to {path}")
 
     process.run_on_first(open_folder)
@@ -154,7 +154,7 @@ def open_run(
         "over more devices with training.parallel=fsdp"
     )
     with explain_out_of_memory(remedy):
-        return start(config, data, folder, process, log, found, initial)
+        return start(config, data, folder, process, log, latest, initial)
 
 
 def newest_valid(
@@ -165,9 +165,9 @@ def newest_valid(
     Each process verifies some of the files. Raises ValueError in all processes if every checkpoint
     is damaged, or if the processes do not see the same ones.
     """
-    found = folder.checkpoints()
+    checkpoints = folder.checkpoints()
     process.require_same(
-        {"the checkpoints' updates": [checkpoint.update for checkpoint in found]},
+        {"the checkpoints' updates": [checkpoint.update for checkpoint in checkpoints]},
         "the run folder must be on a file system that all machines share",
     )
 
@@ -178,15 +178,15 @@ def newest_valid(
             return str(error)
         return ""
 
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         problem = next(filter(None, process.all_gather(problem_here(checkpoint))), None)
         if problem is None:
             return checkpoint
         warn(f"{problem}; falling back to the previous checkpoint")
-    if found:
+    if checkpoints:
         raise ValueError(
-            f"{folder.path}: none of the {len(found)} checkpoints can be read; restore one of "
-            "them, or remove the folder to train again"
+            f"{folder.path}: none of the {len(checkpoints)} checkpoints can be read; restore one "
+            "of them, or remove the folder to train again"
         )
     return None
 
@@ -204,25 +204,25 @@ def start(
     folder: RunFolder,
     process: Process,
     log: Log,
-    found: Checkpoint | None,
+    latest: Checkpoint | None,
     initial: Checkpoint | None = None,
 ) -> Run:
-    """Continue after the checkpoint `found`, or start a new run with the weights of `initial` or
+    """Continue after the checkpoint `latest`, or start a new run with the weights of `initial` or
     random ones."""
     model = empty_model(config, data.vocabulary)
-    weights = found or initial
+    weights = latest or initial
     if weights is None:
         fill = partial(parallel.fill, model, first_values(model, config.training.seed))
     else:
         fill = partial(_load_weights, model, weights)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, fill)
-    state = None if found is None else found.state()
+    state = None if latest is None else latest.state()
     assert not isinstance(state, ImportedState)  # rejected by `resume.check`
-    tally, place = Tally(cpu_seconds=0.0), Place()
+    tally, position = Tally(cpu_seconds=0.0), Position()
     if state is not None:
         log.info(f"resuming after update {state.update}")
-        place = state.place
+        position = state.place
         tally = Tally(
             update=state.update,
             seconds=state.seconds,
@@ -235,14 +235,14 @@ def start(
     if process.device.type != "cpu" or process.world_size > 1:
         tally.cpu_seconds = None
     block = block_at(config, tally.update)
-    stream = Stream(config, data.tokens("train"), process, place, block)
+    stream = Stream(config, data.tokens("train"), process, position, block)
     learner.carried = carried_state(config, model, process, block)
     run = Run(config, data, folder, process, learner, stream, tally, log, tally.update)
-    if found is not None and state is not None:
-        stored = found.stored_optimizer()
+    if latest is not None and state is not None:
+        stored = latest.stored_optimizer()
         optimizers.load_tensors(learner.optimizers, model, stored)
         learner.scale.load(state.loss_scale)
-        if learner.carried is not None and stream.place == place:  # the same rows continue
+        if learner.carried is not None and stream.position == position:  # the same rows continue
             learner.carried.load(stored)
         run.best_loss, run.since_best = state.best_loss, state.since_best
     return run

@@ -32,11 +32,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
-        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not Linux
-        facts = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+        cpu_info = ""
+    model = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def peak_flops(device: torch.device) -> float | None:
