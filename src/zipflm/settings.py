@@ -224,19 +224,8 @@ def override(config: T, assignments: Iterable[str]) -> T:
                 f"{quoted(assignment)}: write an override as key=value, e.g. decoder.dim=512"
             )
         pairs.append((key.split("."), text))
-    changed: T = _build(type(config), _values(config), pairs, "", keys_of(config))
+    changed: T = _build(type(config), _values(config), pairs, "", config)
     return changed
-
-
-def keys_of(config: Any, where: str = "") -> list[str]:
-    """List all keys of a config that can be overridden, in the order of the fields."""
-    keys: list[str] = []
-    for field in fields(config):
-        value, key = getattr(config, field.name), where + field.name
-        keys.append(key)
-        if is_dataclass(value):
-            keys += keys_of(value, f"{key}.")
-    return keys
 
 
 def keys_like(name: str, known: Sequence[str]) -> list[str]:
@@ -264,15 +253,16 @@ def _last(key: str) -> str:
 
 
 def _build(
-    cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, known: Sequence[str]
+    cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, config: Any
 ) -> Any:
-    """Construct `cls` from values and overrides. `known` has the keys of the whole config."""
+    """Construct `cls` from values and overrides. `config` is the whole config, for suggestions."""
     hints = field_types(cls)
     for name in dict.fromkeys(path[0] for path, _ in pairs):
         key = where + name
         if name not in hints:
             path = next(path for path, _ in pairs if path[0] == name)
             unknown = where + ".".join(path)
+            known = [field.key for field in fields_of(config)]
             guesses = [other for other in keys_like(unknown, known) if other != unknown]
             fields_here = ", ".join(where + field for field in hints)
             hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {fields_here}"
@@ -280,7 +270,7 @@ def _build(
         direct = [text for path, text in pairs if path == [name]]
         inner = [(path[1:], text) for path, text in pairs if path[0] == name and len(path) > 1]
         if is_dataclass(values.get(name)):
-            values[name] = _nested(hints[name], values[name], direct, inner, key, known)
+            values[name] = _nested(hints[name], values[name], direct, inner, key, config)
         elif inner:
             whole = ".".join([key, *inner[0][0]])
             raise ValueError(f"{unquoted(whole)}: {key} has no fields; set it directly")
@@ -302,7 +292,7 @@ def _nested(
     direct: Sequence[str],
     inner: Sequence[_Assignment],
     key: str,
-    known: Sequence[str],
+    config: Any,
 ) -> Any:
     """Return the new value of a field that holds a dataclass. `direct` assignments select another
     class of a union, `inner` ones change its fields."""
@@ -319,7 +309,7 @@ def _nested(
                 name for name, value in values.items() if before.get(name, ...) != value
             }
             values = {name: values[name] for name in common}
-    return _build(cls, values, inner, f"{key}.", known)
+    return _build(cls, values, inner, f"{key}.", config)
 
 
 def _values(record: Any) -> dict[str, Any]:

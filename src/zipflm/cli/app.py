@@ -133,9 +133,9 @@ class Command(TyperCommand):
         remedy = f"see {_full_name(ctx)} --help"
         if any(param.name == "overrides" for param in self.params):
             from zipflm.presets import from_name
-            from zipflm.settings import keys_like, keys_of
+            from zipflm.settings import fields_of, keys_like
 
-            known = keys_of(from_name("tiny/ADP-T"))
+            known = [field.key for field in fields_of(from_name("tiny/ADP-T"))]
             found = keys_like(name.lstrip("-").replace("-", "_"), known)
             if found:
                 settings = " or ".join(f"{key}=VALUE" for key in found)
