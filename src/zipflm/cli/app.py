@@ -132,8 +132,9 @@ class Command(TyperCommand):
         close = get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.6)
         remedy = f"see {_full_name(ctx)} --help"
         if any(param.name == "overrides" for param in self.params):
+            from zipflm.field_help import fields_of
             from zipflm.presets import from_name
-            from zipflm.settings import fields_of, keys_like
+            from zipflm.settings import keys_like
 
             known = [field.key for field in fields_of(from_name("tiny/ADP-T"))]
             found = keys_like(name.lstrip("-").replace("-", "_"), known)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from zipflm.config import Config
 from zipflm.data.folder import FACTS_FILE, DataFolder
+from zipflm.field_help import fields_of
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Provenance
-from zipflm.settings import fields_of
 
 # Settings, other than those of the model, that cannot change. With another seed, parts of the text
 # would be repeated or skipped.

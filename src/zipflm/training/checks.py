@@ -12,10 +12,10 @@ from zipflm.config import Config, require
 from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
+from zipflm.field_help import fields_of
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.load import empty_model
-from zipflm.settings import fields_of
 from zipflm.training.distributed import Process
 from zipflm.training.schedule import stretched
 from zipflm.training.stream import accumulation, tokens_per_batch
