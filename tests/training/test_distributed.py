@@ -23,7 +23,7 @@ multi_process = pytest.mark.multi_process
 
 def train(data, out, *settings):
     options = ["--data", data, "--out", out, "--device", "cpu", "--resume-if-any"]
-    return [str(each) for each in ("train", "tiny/ADP-T", *options, *settings)]
+    return [str(argument) for argument in ("train", "tiny/ADP-T", *options, *settings)]
 
 
 def compare(data, out, *settings):
@@ -37,12 +37,12 @@ def run(place, rank, where, fault, arguments):
 
 
 def errors(ended):
-    lines = [line for each in ended for line in each.stderr.splitlines()]
+    lines = [line for process in ended for line in process.stderr.splitlines()]
     return [line for line in lines if line.startswith("zipflm: ")]
 
 
 def statuses(ended):
-    return [each.status for each in ended]
+    return [process.status for process in ended]
 
 
 def test_single_process():

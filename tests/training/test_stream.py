@@ -69,7 +69,7 @@ def test_processes_share_one_sequence(world_size, break_mode):
         ]
         for batch, turn in zip(expected, cycle(streams), strict=False):
             assert_equal(turn.next(), batch)
-        assert all(each.position == position for each in streams)
+        assert all(stream.position == position for stream in streams)
 
 
 def test_an_epoch_has_every_token_once():

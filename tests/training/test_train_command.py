@@ -173,7 +173,7 @@ def test_report_draws_several_runs_into_one_figure(word_data, tmp_path):
 
 @pytest.mark.parametrize(("requested", "expected"), [([], "float32"), (["bfloat16"], "bfloat16")])
 def test_default_precision_on_a_cpu_is_float32(word_data, tmp_path, requested, expected):
-    more = [f"training.dtype={each}" for each in requested]
+    more = [f"training.dtype={dtype}" for dtype in requested]
     small = ["training.compile=false", "training.max_updates=1", "training.schedule=CosineCycles"]
     result = train(word_data, tmp_path, *small, *more, preset="wikitext-2/ADP-T")
     assert result.exit_code == 0, result.output
