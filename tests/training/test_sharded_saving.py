@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import signal
+import threading
 import time
 import zipfile
 from contextlib import redirect_stdout
@@ -31,6 +32,7 @@ from zipflm.runs.load import load_run
 from zipflm.runs.sharded import ShardWriter
 from zipflm.training.checkpointing import local_part
 from zipflm.training.distributed import Process
+from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
 
@@ -155,31 +157,66 @@ def test_finds_a_damaged_shard(word_data, copy):
     assert [checkpoint.update for checkpoint in copy.checkpoints()] == [3, 2]
 
 
-def _train_until_killed(path, out, overrides):
-    """Train, but all processes die while the second one has not yet saved update 4."""
+def _train_slowly(path, out, overrides, wait, dies):
+    """Train, but the second process writes update 4 slowly, or all die while saving it."""
     torch.set_num_threads(1)
     true_write = ShardWriter.write_data
 
     def write(self, plan, planner):
-        if "update-00000004" in str(self.unfinished):
-            if os.environ["RANK"] == "0":
+        is_second = os.environ["RANK"] == "1"
+        if "update-00000004" in str(self.unfinished) and (is_second or dies):
+            if not is_second:
                 true_write(self, plan, planner)
-            time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(wait)
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
         return true_write(self, plan, planner)
 
     ShardWriter.write_data = write
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        run(DataFolder.open(path), out, *overrides, resume=True, keep=0)
+    from training_runs import config_of
+
+    data = DataFolder.open(path)
+    config = config_of(data, *overrides)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        train(config, data, out, device="cpu", resume=True, keep=0)
 
 
 EVERY = [*SAME, "training.checkpoint_every=2", "training.report_every=1"]
 
 
+def test_training_continues_while_a_checkpoint_is_saved(word_data, tmp_path):
+    out = tmp_path / "run"
+    overrides = [*EVERY, updates(7), "training.parallel=fsdp", "training.validate_every=0"]
+    seen = threading.Event()
+
+    def look():
+        """Check that updates after 4 are logged before its checkpoint exists."""
+        for _ in range(600):
+            log = (out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else ""
+            there = (out / "checkpoints" / "update-00000004").exists()
+            if '"update": 5' in log and not there:
+                seen.set()
+            time.sleep(0.05)
+            if there:
+                return
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    assert in_processes(2, _train_slowly, word_data.path, out, overrides, 3.0, False) == [0, 0]
+    watcher.join()
+    assert seen.is_set()
+    assert [c.update for c in RunFolder(out).checkpoints()] == [7, 6, 4, 2]
+    run(word_data, tmp_path / "one", *EVERY, updates(4), "training.validate_every=0")
+    # The checkpoint has the weights of update 4.
+    assert_close(weights(out, 4), weights(tmp_path / "one", 4), **TOLERANCE)
+
+
 def test_can_be_killed_while_saving(word_data, tmp_path):
     out = tmp_path / "run"
     overrides = [*EVERY, updates(6), "training.parallel=fsdp"]
-    codes = in_processes(2, _train_until_killed, word_data.path, out, overrides)
+    codes = in_processes(2, _train_slowly, word_data.path, out, overrides, 0.5, True)
     assert codes == [-signal.SIGKILL] * 2
     folder = RunFolder(out)
     assert [checkpoint.update for checkpoint in folder.checkpoints()] == [2]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -20,7 +18,6 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -83,24 +80,6 @@ class _Files(FileSystem):
 
 
 _REMEDY = "nothing was saved; free some space"
-
-
-def save_shards(root: Path, contents: Contents, local: dict[str, Tensor]) -> None:
-    """Save a checkpoint together with the other processes. `local` are the tensors that this one
-    writes, which can be sharded.
-
-    Raises OSError in all processes if one of them fails.
-    """
-    writer = ShardWriter(root, contents)
-    try:
-        save(local, storage_writer=writer)
-    except CheckpointException as failed:  # a BaseException with one error per failed process
-        if dist.get_rank() == 0:
-            shutil.rmtree(writer.unfinished, ignore_errors=True)
-        error = failed.failures[min(failed.failures)][0]
-        if isinstance(error, OSError):
-            raise error from None
-        raise OSError(f"{type(error).__name__}: {error}") from None
 
 
 class ShardWriter(HuggingFaceStorageWriter):

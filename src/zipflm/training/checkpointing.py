@@ -1,30 +1,100 @@
-"""Save checkpoints and remove old ones."""
+"""Save checkpoints: directly, or in the background with several processes.
+
+`torch.distributed.checkpoint` copies the state to host memory, and training continues while the
+files are written. The processes use a separate group for it, because training uses the default one
+at the same time. Only one checkpoint is saved at a time.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from zipflm.runs.checkpoint import Contents, checkpoint_path
 from zipflm.runs.records import TrainingState, Validation
-from zipflm.runs.sharded import save_shards
+from zipflm.runs.sharded import ShardWriter
 from zipflm.training import optimizers
 from zipflm.training.distributed import Process
 from zipflm.training.setup import Run
 
+_TIMEOUT = timedelta(days=1)
+"""Time for the slowest process to write its files; failures are reported immediately."""
+
+
+class BackgroundSaving:
+    """Saves one checkpoint at a time. Every process must make the same calls."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        self._group = cast(dist.ProcessGroup, group)  # every process is a member
+        self._saving: tuple[ShardWriter, Future[Any]] | None = None
+
+    def start(self, root: Path, contents: Contents) -> None:
+        """Start saving. Tensors can be sharded and can change as soon as this returns.
+
+        The previous save must have finished.
+        """
+        assert self._saving is None
+        local = local_part(contents.weights | contents.optimizer, self._process)
+        writer = ShardWriter(root, contents)
+        done = async_save(local, storage_writer=writer, process_group=self._group)
+        assert isinstance(done, Future)
+        self._saving = writer, done
+
+    def wait(self) -> OSError | None:
+        """Wait for the save. If it failed, return the error, which is the same in all processes."""
+        if self._saving is None:
+            return None
+        (writer, done), self._saving = self._saving, None
+        error = done.exception()
+        if error is None:
+            return None
+        if self._process.is_first:
+            shutil.rmtree(writer.unfinished, ignore_errors=True)
+        if isinstance(error, CheckpointException):  # has one error per failed process
+            error = error.failures[min(error.failures)][0]
+        return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Wait for the save and destroy the process group."""
+        self.wait()
+        dist.destroy_process_group(self._group)
+
+
+def local_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
+    """Return the tensors this process saves: its shards, and a share of the replicated ones."""
+    replicated = [name for name, t in tensors.items() if not isinstance(t, DTensor)]
+    by_size = sorted(replicated, key=lambda name: (-tensors[name].nbytes, name))
+    others = {*replicated} - {*by_size[process.rank :: process.world_size]}
+    return {name: tensor for name, tensor in tensors.items() if name not in others}
+
 
 class Saver:
-    """Writes the checkpoints of a run and removes old ones. With several processes, each writes its
-    own shards."""
+    """Writes the checkpoints of a run and removes old ones.
+
+    A single process waits for the files to be written. Several write shards in the background.
+    """
 
     def __init__(self, run: Run, keep: int) -> None:
         """Keep the newest `keep` checkpoints and the best one, or all if `keep` is 0."""
         self._run, self._keep = run, keep
         self.newest: int = run.update
         """Update of the newest saved checkpoint, or 0."""
+        self._background = BackgroundSaving(run.process) if run.process.world_size > 1 else None
+        self._saving: TrainingState | None = None
+        """State of the checkpoint that is being saved in the background."""
 
     def save(self, valid: Validation | None, required: bool) -> None:
         """Write a checkpoint, unless the last update was skipped because its loss was not finite.
@@ -39,26 +109,48 @@ class Saver:
                 "non-finite loss or gradient"
             )
             return
-        if not skipped:
-            # The newest checkpoint is good, because an update after it was not skipped.
-            self._prune()
-        state = _state(run, valid)
-        try:
-            with run.log.status("saving"):
-                _save(run, state)
-        except OSError as error:
-            good = run.folder.checkpoints()
-            message = (
-                f"could not save update {state.update} ({error}); the newest checkpoint is "
-                f"{good[0].path if good else 'none'}; free some space"
-            )
+        with run.log.status("saving"):
+            self.wait()
+            if not skipped:
+                # The newest checkpoint is good, because an update after it was not skipped.
+                self._prune()
+            state = _state(run, valid)
+            if self._background is None:
+                self._finish(state, _try_save(run, state), required)
+                return
+            self._background.start(run.folder.checkpoints_path, _contents(run, state))
+            self._saving = state
             if required:
-                raise OSError(f"{message} and resume the run") from error
-            run.log.info(f"{message}; training continues and will try again")
+                self.wait(required=True)
+
+    def wait(self, required: bool = False) -> None:
+        """Wait for the background save. Raises OSError if it failed and is `required`."""
+        if self._background is None or self._saving is None:
             return
-        self.newest = state.update
-        if state.is_proven:
-            self._prune()
+        state, self._saving = self._saving, None
+        self._finish(state, self._background.wait(), required)
+
+    def close(self) -> None:
+        """Wait for the background save and release its group."""
+        if self._background is not None:
+            self.wait()
+            self._background.close()
+
+    def _finish(self, state: TrainingState, failure: OSError | None, required: bool) -> None:
+        run = self._run
+        if failure is None:
+            self.newest = state.update
+            if state.is_proven:
+                self._prune()
+            return
+        good = run.folder.checkpoints()
+        message = (
+            f"could not save update {state.update} ({failure}); the newest checkpoint is "
+            f"{good[0].path if good else 'none'}; free some space"
+        )
+        if required:
+            raise OSError(f"{message} and resume the run") from failure
+        run.log.info(f"{message}; training continues and will try again")
 
     def _prune(self) -> None:
         if not self._run.process.is_first:
@@ -69,25 +161,18 @@ class Saver:
             self._run.log.info(f"could not remove an old checkpoint ({error}); training continues")
 
 
-def _save(run: Run, state: TrainingState) -> None:
-    contents, process = _contents(run, state), run.process
-    if process.world_size > 1:
-        local = local_part(contents.weights | contents.optimizer, process)
-        save_shards(run.folder.checkpoints_path, contents, local)
-        return
+def _try_save(run: Run, state: TrainingState) -> OSError | None:
+    """Save now. Return the error if it fails."""
+    contents = _contents(run, state)
     weights, optimizer = (
         {name: tensor.cpu() for name, tensor in tensors.items()}
         for tensors in (contents.weights, contents.optimizer)
     )
-    run.folder.save(replace(contents, weights=weights, optimizer=optimizer))
-
-
-def local_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
-    """Return the tensors this process saves: its shards, and a share of the replicated ones."""
-    replicated = [name for name, t in tensors.items() if not isinstance(t, DTensor)]
-    by_size = sorted(replicated, key=lambda name: (-tensors[name].nbytes, name))
-    others = {*replicated} - {*by_size[process.rank :: process.world_size]}
-    return {name: tensor for name, tensor in tensors.items() if name not in others}
+    try:
+        run.folder.save(replace(contents, weights=weights, optimizer=optimizer))
+    except OSError as error:
+        return error
+    return None
 
 
 def _state(run: Run, valid: Validation | None) -> TrainingState:
@@ -100,7 +185,7 @@ def _state(run: Run, valid: Validation | None) -> TrainingState:
         cpu_seconds=tally.cpu_seconds,
         skipped=tally.skipped,
         skipped_in_a_row=tally.skipped_in_a_row,
-        since_report=tally.since_report,
+        since_report=replace(tally.since_report),  # copied, because it changes
         loss_scale=run.learner.scale.dump(),
         seed=run.config.training.seed,
         world_size=run.process.world_size,
@@ -133,6 +218,7 @@ def stop_if_bad(run: Run, saver: Saver) -> None:
     if tally.skipped_in_a_row < max_bad:
         return
     remedy = "lower the learning rate, or use training.dtype=bfloat16 or float32"
+    saver.wait()
     if 0 < saver.newest >= tally.update - tally.skipped_in_a_row:
         newest = checkpoint_path(run.folder.checkpoints_path, saver.newest)
         remedy += f"; {newest} may also be bad: remove it to resume from the previous one"
