@@ -1,11 +1,11 @@
-"""Speed of the decoders: tokens per second in training, words per second in streaming.
+"""Measure the decoders: tokens per second in training, words per second in streaming.
 
     python benchmarks/decoders.py --device cuda --preset wikitext-2/ADP-T
     python benchmarks/decoders.py --device cpu --preset tiny/ADP-T --steps 5
 
-Each decoder has about as many parameters as the preset's Transformer. Training uses ids drawn by
-Zipf's law. Streaming reads and scores one word at a time on the CPU, in float32. Prints a JSON
-object per decoder.
+Each decoder has about the size of the preset's Transformer. Training uses ids that follow Zipf's
+law. Streaming reads and scores one word at a time on the CPU, in float32. Prints a JSON object for
+each decoder.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
             model = untrained_model(config, fake_vocabulary(config))
             ids = random_tokens(config.vocab_size, 2 * block).ids
             speed = streaming_speed(model, ids, block, options.seconds)
-            facts = {"decoder": name, "decoder_params": sum(config.decoder.params().values())}
+            decoder = {"decoder": name, "decoder_params": sum(config.decoder.params().values())}
             streamed = {"streaming_words_per_second": speed, "threads": torch.get_num_threads()}
-            print(json.dumps(facts | trained | streamed))
+            print(json.dumps(decoder | trained | streamed))
 
 
 if __name__ == "__main__":

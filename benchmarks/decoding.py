@@ -1,13 +1,13 @@
-"""Words per second of generation.
+"""Measure the words per second of generation.
 
     python benchmarks/decoding.py --device cpu [--batch 1 64] [--words 20] [decoder.num_layers=4]
     python benchmarks/decoding.py --device cuda --precision bfloat16
     python benchmarks/decoding.py --device cpu --run runs/adp-t
 
-`words_per_s` measures whole steps with the key-value cache, `output_ms` only the output layer and
-sampling; `before_ratio` is the speedup over steps without a cache. On a GPU `recorded_ratio` is the
-speedup from CUDA graphs, which `zipflm generate` uses. `--cpu-time --threads 1` measures CPU time,
-for busy machines. Without `--run` the weights are random.
+`words_per_s` counts whole steps with the key-value cache, and `output_ms` is the time of the output
+layer and sampling alone. `before_ratio` is the speedup over steps without a cache. On a GPU,
+`recorded_ratio` is the speedup from CUDA graphs, which `zipflm generate` uses. On a busy machine,
+`--cpu-time --threads 1` measures CPU time. Without `--run`, the weights are random.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHOICES: dict[str, dict[str, float]] = {
     "nucleus 0.95 at 0.8": {"temperature": 0.8, "top_k": 0, "top_p": 0.95},
 }
 Choose = Callable[[Tensor], Tensor]
-"""Hidden vectors [N, D] to ids [N] of the next words."""
+"""Returns the ids [N] of the next words, given hidden vectors [N, D]."""
 
 
 def make_choose(model: LanguageModel, choice: dict[str, float], forbidden: Tensor) -> Choose:
@@ -62,7 +62,7 @@ class Generation:
         self.is_on_gpu = prompt_BT.is_cuda
 
     def seconds(self, choose: Choose) -> float:
-        """Average time of one step."""
+        """Return the average time of one step."""
         self.cache.restore(self.after_prompt)
         hidden_BD, self.last = self.hidden_BD, []
         start = self.clock()
@@ -73,7 +73,7 @@ class Generation:
         return (self.clock() - start) / self.steps
 
     def seconds_recorded(self, choose: Choose) -> float:
-        """Average time of one recorded step."""
+        """Return the average time of one recorded step."""
         self.cache.restore(self.after_prompt)
         self.recorded.fill(range(len(self.prompt_BT)), self.cache)
         step, hidden_BD = self.step, self.hidden_BD
@@ -87,21 +87,22 @@ class Generation:
         return RecordedStep(self.model, self.recorded)
 
     def output_seconds(self, choose: Choose) -> float:
-        """Average time of choosing the words for the hidden vectors of the last generation."""
+        """Return the average time to choose the words after the hidden vectors of the last
+        generation."""
         start = self.clock()
         for hidden_BD in self.last:
             choose(hidden_BD)
         return (self.clock() - start) / len(self.last)
 
     def seconds_without_cache(self, choose: Choose) -> float:
-        """Time of a step that recomputes the whole prompt."""
+        """Return the time of a step that recomputes the whole prompt."""
         start = self.clock()
         choose(self.model(self.prompt_BT)[:, -1])
         return self.clock() - start
 
 
 def measure(generation: Generation, choose: Choose, rounds: int) -> dict[str, Any]:
-    """Medians over rounds, in which all variants take turns."""
+    """Return medians over rounds. Each round runs all variants."""
     variants = {
         "step": generation.seconds,
         "output": generation.output_seconds,
@@ -110,10 +111,10 @@ def measure(generation: Generation, choose: Choose, rounds: int) -> dict[str, An
     if generation.is_on_gpu:
         variants["recorded"] = generation.seconds_recorded
     times: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(rounds + 1):
+    for round_number in range(rounds + 1):
         for name, variant in variants.items():
             seconds = variant(choose)
-            if number:  # the first round warms up
+            if round_number:  # the first round warms up
                 times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     batch = len(generation.prompt_BT)
@@ -129,7 +130,7 @@ def measure(generation: Generation, choose: Choose, rounds: int) -> dict[str, An
 
 
 def sample_prompt(model: LanguageModel, rows: int, length: int) -> Tensor:
-    """Words sampled from the model after the end of a line."""
+    """Return words sampled from the model after the end of a line."""
     device = next(model.parameters()).device
     words = [torch.full((rows, 1), END_OF_LINE, device=device)]
     cache = model.new_cache(rows, length)

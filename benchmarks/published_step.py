@@ -1,11 +1,11 @@
-"""Speed of a training step on a CPU, compared with the style of the published code.
+"""Compare the speed of a training step on a CPU with the style of the published code.
 
     python benchmarks/published_step.py [--threads 2] [--rounds 20] [overrides]
 
-ADP-T with 20,000 words, width 256 and four layers, with the paper's recipe in float32. The baseline
-has the same weights and follows the authors' code: separate queries, keys and values, all attention
-weights in memory, PyTorch's dropout, dynamic band selection, SGD. Both take turns in one process,
-so that the ratio is meaningful on a busy machine.
+The model is ADP-T with 20,000 words, width 256 and four layers, trained with the paper's recipe in
+float32. The baseline has the same shapes and follows the authors' code: separate queries, keys and
+values, all attention weights in memory, PyTorch's dropout, dynamic band selection, SGD. The two
+alternate in one process, so the ratio is meaningful even on a busy machine.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def main(arguments: list[str] | None = None) -> None:
             taken[name].append(time.perf_counter() - start)
     torch.set_num_threads(before)
     fastest = {name: min(times[1:]) for name, times in taken.items()}
-    middle = {name: statistics.median(times[1:]) for name, times in taken.items()}
+    median = {name: statistics.median(times[1:]) for name, times in taken.items()}
     result = {f"{name}, ms": round(1000 * seconds, 1) for name, seconds in fastest.items()}
-    for name, times in {"fastest": fastest, "median": middle}.items():
+    for name, times in {"fastest": fastest, "median": median}.items():
         result[f"ratio of the {name}"] = round(times["published style"] / times["zipflm"], 3)
     print(json.dumps({"threads": options.threads, "torch": torch.__version__} | result, indent=1))
 

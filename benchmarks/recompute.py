@@ -1,11 +1,12 @@
-"""Memory and speed of `training.recompute` for long blocks.
+"""Measure memory and speed of `training.recompute` for long blocks.
 
     python benchmarks/recompute.py [--block 8192] [--tokens 8192 65536] [--json FILE] [overrides]
 
-First counts the bytes per token that a decoder layer keeps for the backward pass, in uncompiled
-code with the precision of the run. Then measures whole updates of the large Billion Word model in
-blocks of this length: memory at rest, peak memory and tokens per second. Updates are compiled on a
-GPU. On a CPU memory is not measured; use overrides to make the model smaller.
+The first rows count the bytes per token that a decoder layer keeps for the backward pass, in
+uncompiled code with the precision of the run. The others measure whole updates of the large Billion
+Word model in blocks of this length: memory between updates, peak memory and tokens per second.
+Updates are compiled on a GPU. On a CPU, memory is not measured; use overrides to make the model
+smaller.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from zipflm.model.decoders.transformer import Transformer
 from zipflm.model.precision import Precision, autocast
 from zipflm.presets import from_name
 from zipflm.runs.load import untrained_model
-from zipflm.runs.records import Place
+from zipflm.runs.records import Position
 from zipflm.settings import override
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.distributed import Process
@@ -72,8 +73,8 @@ def kept_bytes(
     device: torch.device,
     precision: Precision = "float32",
 ) -> float:
-    """Bytes per token that one layer keeps until the backward pass."""
-    # Take differences, because cast weights and inputs shared by all layers are kept, too.
+    """Return the bytes per token that one layer keeps until the backward pass."""
+    # Take differences, because cast weights and inputs shared by all layers are also kept.
     few, many = 128, 256
     by_layers = []
     for num_layers in (1, 2):
@@ -95,7 +96,7 @@ def _kept(decoder: Transformer, tokens: int, device: torch.device, precision: Pr
 
 
 def updates(config: Config, process: Process, steps: int) -> Row:
-    """Memory and speed of whole updates, or a note that they do not fit."""
+    """Measure whole updates, or report that memory ran out."""
     device = process.device
     try:
         return _updates(config, process, steps)
@@ -114,7 +115,7 @@ def _updates(config: Config, process: Process, steps: int) -> Row:
     learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
     num_batches = accumulation(config, process)
     tokens = random_tokens(config.vocab_size, config.training.tokens_per_update * (steps + 6))
-    stream = Stream(config, tokens, process, Place(), config.batches.block)
+    stream = Stream(config, tokens, process, Position(), config.batches.block)
     optimizers.set_rates(learner.optimizers, 1e-3)
 
     def update() -> None:
@@ -123,7 +124,6 @@ def _updates(config: Config, process: Process, steps: int) -> Row:
     try:
         for _ in range(3):  # compiles and creates the optimizers' state
             update()
-        throughput.peak_memory(device)
         rest = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         _synchronize(device)
         if device.type == "cuda":
@@ -150,15 +150,15 @@ def rows(
         training = config.training
         kept = kept_bytes(config.decoder, mode, process.device, training.dtype)
         yield {"recompute": mode, "kept_bytes_per_token_and_layer": round(kept)}
-    for number in tokens:
+    for batch_tokens in tokens:
         for mode in modes:
-            sizes = [f"batches.tokens={number}", f"training.tokens_per_update={number}"]
-            mine = override(config, [*sizes, f"training.recompute={mode}"])
-            yield {"recompute": mode, "tokens": number} | updates(mine, process, steps)
+            sizes = [f"batches.tokens={batch_tokens}", f"training.tokens_per_update={batch_tokens}"]
+            changed = override(config, [*sizes, f"training.recompute={mode}"])
+            yield {"recompute": mode, "tokens": batch_tokens} | updates(changed, process, steps)
 
 
-def _gigabytes(number: int | None) -> float | None:
-    return None if number is None else round(number / 1e9, 2)
+def _gigabytes(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else round(num_bytes / 1e9, 2)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -191,16 +191,16 @@ def main(arguments: list[str] | None = None) -> None:
             *options.overrides,
         ],
     )
-    found: list[Row] = []
+    results: list[Row] = []
     with distributed.started(options.device) as process:
         name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
         print(f"{name}, torch {torch.__version__}, {config.name}, blocks of {options.block}")
         for row in rows(config, process, options.tokens, options.steps, options.modes):
-            found.append(row)
+            results.append(row)
             print(json.dumps(row), flush=True)
     if options.json is not None:
-        facts = {"device": name, "torch": torch.__version__, "preset": options.preset}
-        options.json.write_text(json.dumps(facts | {"rows": found}, indent=1) + "\n")
+        setup = {"device": name, "torch": torch.__version__, "preset": options.preset}
+        options.json.write_text(json.dumps(setup | {"rows": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python benchmarks/scale_model.py             # the cases of docs/guides/scaling.md as a table
     python benchmarks/scale_model.py --check     # predict and measure 1 and 2 CPU processes
 
-Memory and traffic are bytes per device, by part and by collective. Time is arithmetic at the
-measured rate of one device, plus traffic that does not overlap with it. `Device` has measured
-values, `Links` those of the vendor; everything else is derived. Tests compare the bytes with real
-processes; `--check` compares the times.
+Memory and traffic are in bytes per device, by part and by collective. The time is that of the
+arithmetic, at the measured rate of one device, plus that of the traffic that does not overlap with
+it. `Device` has measured values and `Links` the vendor's; everything else is derived. Tests compare
+the bytes with real processes; `--check` compares the times.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Device:
 
 H200 = Device(
     # wikitext-103/ADP-T, 65,536 tokens: 347,001 tokens/s of 1.4 billion operations each, 32.14 GB;
-    # 17.59 GB with half as many tokens (docs/results/speed-h200.json).
+    # 17.59 GB with 32,768 tokens (docs/results/speed-h200.json).
     name="NVIDIA H200, bfloat16, compiled",
     flops=347_001 * 1.402e9,
     workspace=0.70e9,
@@ -58,14 +58,14 @@ H200 = Device(
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second and direction that a device can send, and devices per machine."""
+    """Bytes per second that a device can send in each direction, and devices per machine."""
 
     inside: float
     between: float
     devices: int
 
     def speed(self, world: int) -> float:
-        """Speed of a ring through all devices: that of its slowest link."""
+        """Return the speed of a ring through all devices, which is that of its slowest link."""
         return self.inside if world <= self.devices else self.between
 
 
@@ -101,9 +101,9 @@ class Weights:
     """Numbers of parameters."""
 
     tables: int
-    """Rows of words and classes, which `training.tables=sharded` shards."""
+    """In rows of words and classes, which `training.tables=sharded` shards."""
     layers: int
-    """All decoder layers."""
+    """In all decoder layers."""
     others: int
 
     @property
@@ -121,12 +121,12 @@ def weights(config: Config) -> Weights:
 
 
 def states_per_weight(config: Config) -> int:
-    """Maximum number of optimizer states per weight."""
+    """Return the maximum number of optimizer states per weight."""
     return 1 if isinstance(config.training.optimizer, Nesterov) else 2
 
 
 def held(case: Case) -> float:
-    """Number of parameters of which a device holds weight, gradient and state."""
+    """Return the number of parameters whose weight, gradient and state a device holds."""
     size, training = weights(case.config), case.config.training
     shared = size.tables if training.tables == "sharded" else 0
     rest = size.all - shared
@@ -134,7 +134,7 @@ def held(case: Case) -> float:
 
 
 def memory(case: Case) -> dict[str, float]:
-    """Peak bytes per device during an update, by part."""
+    """Return the peak bytes per device during an update, by part."""
     config, own = case.config, held(case)
     size, training = weights(config), config.training
     wide = 2 if case.is_bfloat16 else 4
@@ -159,8 +159,8 @@ def memory(case: Case) -> dict[str, float]:
 
 
 def activations(case: Case) -> float:
-    """Bytes kept for the backward pass (see tests/benchmarks/test_recompute.py), and dropout masks
-    of one byte per element."""
+    """Return the bytes kept for the backward pass (see tests/benchmarks/test_recompute.py),
+    including dropout masks of one byte per element."""
     decoder, wide = case.config.decoder, 2 if case.is_bfloat16 else 4
     heads = 4 * decoder.num_heads
     match case.config.training.recompute:
@@ -174,7 +174,10 @@ def activations(case: Case) -> float:
 
 
 def traffic(case: Case) -> dict[str, float]:
-    """Bytes that a device sends per update, by collective; rings send each byte once per hop."""
+    """Return the bytes that a device sends per update, by collective.
+
+    Rings send each byte once per hop.
+    """
     config, world = case.config, case.world
     if world == 1:
         return {}
@@ -203,25 +206,25 @@ def traffic(case: Case) -> dict[str, float]:
 
 
 def _output_alone(config: Config) -> int:
-    """Parameters of an untied output layer."""
+    """Return the number of parameters of an untied output layer; 0 if it is tied."""
     parts = config.params_by_part().items()
     is_tied = config.tie != Tie.NONE
     return 0 if is_tied else sum(number for part, number in parts if part.startswith("output."))
 
 
 def table_widths(config: Config) -> tuple[int, ...]:
-    """Widths of the bands, or of the single table."""
+    """Return the widths of the bands, or of the single table."""
     bands = config.output_bands
     return bands.widths if bands is not None else (config.output.dim,)
 
 
 def zipf(vocab_size: int) -> NDArray[np.int64]:
-    """Counts of ids by Zipf's law."""
+    """Return counts of ids that follow Zipf's law."""
     return (1e12 / np.arange(1, vocab_size + 1)).astype(np.int64)
 
 
 def operations_per_token(config: Config) -> float:
-    """Operations per token of a training step without recomputation."""
+    """Return the operations per token of a training step without recomputation."""
     return flops_per_token(config, zipf(config.vocab_size), config.batches.block)
 
 
@@ -234,7 +237,7 @@ class Times:
 
     @property
     def expected(self) -> float:
-        """Exchange overlaps with the backward pass, two thirds of the arithmetic."""
+        """The exchange overlaps with the backward pass, which is two thirds of the arithmetic."""
         return self.compute + max(0.0, self.exchange - self.compute * 2 / 3)
 
 
@@ -284,7 +287,7 @@ def _trained(name: str, tokens: int) -> Config:
 
 
 def _catalogue(tokens: int, *, full: bool = False) -> Config:
-    """Ten million items, with cutoffs at 1 % and 10 % for adaptive layers."""
+    """Return a model of ten million items, with cutoffs at 1% and 10% for adaptive layers."""
     config = _trained("wikitext-103/SM-T" if full else "wikitext-103/ADP-T", tokens)
     cutoffs = "[100000,1000000]"
     bands = [] if full else [f"input.cutoffs={cutoffs}", f"output.cutoffs={cutoffs}"]
@@ -296,7 +299,7 @@ def _with(config: Config, *settings: str) -> Config:
 
 
 def table(all_cases: Sequence[Case]) -> list[str]:
-    """A Markdown table with one line per case."""
+    """Return the lines of a Markdown table with one line per case."""
     lines = [
         "| run | devices x tokens x accumulated | memory per device | sent per update | compute + "
         "exchange | tokens/s | whole training |",
@@ -327,7 +330,7 @@ _PLAIN += ["batches.block=128", "batches.eval_block=128"]
 SOURCE = ["vocab_size=8000", "input.cutoffs=[1000,4000]", "output.cutoffs=[1000,4000]"]
 SOURCE += ["decoder.dim=192", "decoder.ffn_dim=768", "decoder.num_layers=3", "input.dim=192"]
 SOURCE += ["output.dim=192", *_PLAIN]
-"""Overrides of a model whose speed is measured, to predict that of `TARGET`."""
+"""Overrides of a model whose speed is measured to predict that of `TARGET`."""
 TARGET = ["vocab_size=20000", "input.cutoffs=[2000,8000]", "output.cutoffs=[2000,8000]"]
 TARGET += ["decoder.dim=256", "decoder.ffn_dim=1024", "decoder.num_layers=4", "input.dim=256"]
 TARGET += ["output.dim=256", *_PLAIN]
@@ -345,9 +348,9 @@ class Checked:
 def check(source: list[str] = SOURCE, target: list[str] = TARGET, steps: int = 8) -> list[Checked]:
     """Predict the speed of one model from that of another and the speed of the links."""
     alone = _flops(source, _measured([source], steps=steps)[0])
-    both = min(_flops(source, each) for each in _measured([source] * 2, steps=steps))
+    both = min(_flops(source, rate) for rate in _measured([source] * 2, steps=steps))
     link = _measured_link()
-    found = []
+    results = []
     for what, world, settings in (
         ("1 process", 1, []),
         ("2 processes, DDP", 2, []),
@@ -360,8 +363,8 @@ def check(source: list[str] = SOURCE, target: list[str] = TARGET, steps: int = 8
         # gloo's threads share the cores, so nothing overlaps.
         spent = times(case).compute + times(case).exchange
         true = _measured([[*target, *settings]] * world, together=world > 1, steps=steps)[0]
-        found.append(Checked(what, tokens_per_second(case, spent), true))
-    return found
+        results.append(Checked(what, tokens_per_second(case, spent), true))
+    return results
 
 
 def _flops(overrides: list[str], rate: float) -> float:
@@ -369,7 +372,7 @@ def _flops(overrides: list[str], rate: float) -> float:
 
 
 def _measured(models: Sequence[list[str]], *, together: bool = False, steps: int) -> list[float]:
-    """Tokens per second of simultaneous processes, of one run if `together`."""
+    """Return the tokens per second of simultaneous processes. If `together`, they form one run."""
     commands = [
         [str(STEP), "--preset", "tiny/ADP-T", "--device", "cpu", "--steps", str(steps), *model]
         for model in models
@@ -378,7 +381,7 @@ def _measured(models: Sequence[list[str]], *, together: bool = False, steps: int
 
 
 def _measured_link() -> float:
-    """Bytes per second that each of two processes sends in an all-reduce."""
+    """Return the bytes per second that each of two processes sends in an all-reduce."""
     commands = [[str(Path(__file__)), "--link"]] * 2
     return float(_outputs(commands, True)[0])
 
@@ -389,14 +392,14 @@ def _outputs(commands: Sequence[list[str]], together: bool) -> list[str]:
         port = free.getsockname()[1]
     children = []
     for rank, command in enumerate(commands):
-        place = {"OMP_NUM_THREADS": "1"}
+        environment = {"OMP_NUM_THREADS": "1"}
         if together:
-            place |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
-            place |= {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1"}
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
+            environment |= {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1"}
         children.append(
             subprocess.Popen(
                 [sys.executable, *command],
-                env=os.environ | place,
+                env=os.environ | environment,
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -427,11 +430,11 @@ def main(arguments: list[str] | None = None) -> None:
     if options.link:
         _print_link()
     elif options.check:
-        for each in check():
-            ratio = each.predicted / each.measured
+        for result in check():
+            ratio = result.predicted / result.measured
             print(
-                f"{each.what}: predicted {each.predicted:,.0f}, measured {each.measured:,.0f} "
-                f"tokens/s ({ratio:.2f})"
+                f"{result.what}: predicted {result.predicted:,.0f}, measured "
+                f"{result.measured:,.0f} tokens/s ({ratio:.2f})"
             )
     else:
         print("\n".join(table(cases())))

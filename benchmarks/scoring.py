@@ -1,13 +1,13 @@
-"""Speed of scoring short sentences, compared with `evaluate` on the same tokens in full blocks.
+"""Compare the speed of scoring short sentences with `evaluate` on the same tokens in full blocks.
 
     python benchmarks/scoring.py [--device cuda] [--preset wikitext-103/ADP-T] [OVERRIDES]
 
-Sentences have 5 to 35 words, drawn from an artificial vocabulary by Zipf's law; the weights are
-random. `evaluate` scores tokens of a data folder in blocks of 512. `lm.score` starts from text: it
-splits and looks up words, batches sentences by length and returns a score per word. `rows` is
-`zipflm score --per word` without the start of the process.
+Sentences have 5 to 35 words of an artificial vocabulary, drawn by Zipf's law; the weights are
+random. `evaluate` scores tokens in blocks of 512. `lm.score` starts from text: it splits and looks
+up words, batches sentences by length and returns a score per word. `rows` is `zipflm score --per
+word` without the startup of the process.
 
-The goal is at least 0.8 of evaluate's tokens/s for `lm.score`.
+The goal for `lm.score` is at least 0.8 times the tokens/s of `evaluate`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def artificial_run(config: Config) -> LoadedRun:
     )
 
 
-def artificial_lines(vocabulary: Vocabulary, number: int) -> list[str]:
+def artificial_lines(vocabulary: Vocabulary, num_lines: int) -> list[str]:
     draw = np.random.default_rng(1)
-    lengths = random.Random(1).choices(range(5, 36), k=number)
+    lengths = random.Random(1).choices(range(5, 36), k=num_lines)
     # With exponent 1, Zipf's law is uniform in the logarithm of the rank.
     ranks = np.exp(draw.uniform(0, np.log(vocabulary.num_words), sum(lengths))).astype(int) - 1
     words = iter(vocabulary.words[len(SPECIALS) + rank] for rank in ranks.tolist())
@@ -91,8 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
     blocks = Blocks(break_mode="none", block=BLOCK)
     plan = Batches(tokens, blocks, max_tokens=lm.engine.batch_tokens, shuffle=False)
     ends_word = np.ones(len(lm.vocabulary), dtype=np.bool_)
-    with tempfile.TemporaryDirectory() as place:
-        text = Path(place) / "lines.txt"
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "lines.txt"
         text.write_text("\n".join(lines) + "\n")
         sides: dict[str, Callable[[], object]] = {
             "evaluate": lambda: score(lm.model, plan, device=lm.device, ends_word=ends_word),

@@ -1,10 +1,10 @@
-"""Time of an update of an input table, by number of rows.
+"""Measure the time of an update of an input table, by number of rows.
 
     python benchmarks/sparse_rows.py [--rows 100000 2000000] [--tokens 4096] [--json FILE]
 
-Forward, backward, norm and optimizer of one table, with dense gradients and with sparse ones
-(`input.sparse`). With sparse gradients the time should not depend on the number of rows: the last
-line prints the time with most rows divided by the time with fewest.
+An update consists of forward, backward, norm and optimizer of one table, with dense or with sparse
+gradients (`input.sparse`). With sparse gradients, the time should not depend on the number of rows:
+the last line shows the time for the largest table divided by the time for the smallest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def update_of(layer: FixedEmbedding, words: Tensor) -> Callable[[], None]:
-    """A function that makes one training update."""
+    """Return a function that makes one training update."""
     all_optimizers = optimizers.build(AdamW(), _Model(layer))
     optimizers.set_rates(all_optimizers, 0.01)
 
@@ -69,24 +69,24 @@ def seconds(update: Callable[[], None], rounds: int, device: torch.device) -> fl
 def measure(
     rows: list[int], dim: int, tokens: int, rounds: int, device: torch.device
 ) -> dict[str, Any]:
-    found: list[Row] = []
-    for number in rows:
+    results: list[Row] = []
+    for num_rows in rows:
         # The same words for every table.
         words = torch.randint(min(rows), (tokens,), generator=torch.manual_seed(0)).to(device)
         for kind in ("dense", "sparse"):
-            layer = FixedEmbedding(number, dim, dim, sparse=kind == "sparse").to(device)
+            layer = FixedEmbedding(num_rows, dim, dim, sparse=kind == "sparse").to(device)
             taken = seconds(update_of(layer, words), rounds, device)
-            row = {"rows": number, "gradients": kind}
-            found.append(row | {"ms": round(1000 * taken, 3)})
-            print("  ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
+            row = {"rows": num_rows, "gradients": kind, "ms": round(1000 * taken, 3)}
+            results.append(row)
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
             del layer
-    return {"rows": found, "ratios": _ratios(found)}
+    return {"rows": results, "ratios": _ratios(results)}
 
 
-def _ratios(found: list[Row]) -> dict[str, float]:
-    """Time with most rows divided by time with fewest, for each kind of gradient."""
-    few, many = (choose(row["rows"] for row in found) for choose in (min, max))
-    times = {(row["rows"], row["gradients"]): row["ms"] for row in found}
+def _ratios(results: list[Row]) -> dict[str, float]:
+    """Divide the time for the largest table by that for the smallest, for each kind of gradient."""
+    few, many = (choose(row["rows"] for row in results) for choose in (min, max))
+    times = {(row["rows"], row["gradients"]): row["ms"] for row in results}
     return {
         kind: round(times[many, kind] / ms, 2) for (rows, kind), ms in times.items() if rows == few
     }

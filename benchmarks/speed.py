@@ -4,9 +4,9 @@
 
 Measures whole training steps of the paper's models, and the output layers, the input layer and the
 optimizer separately. Baselines are a rewrite of the published adaptive softmax, PyTorch's own, a
-full softmax in compiled chunks, and kernels of other packages if they are installed. A GPU runs
-WikiText-103 sizes in bfloat16 with the paper's dropout; a CPU runs smaller sizes in float32, of
-which only the ratios are meaningful.
+full softmax in compiled chunks, and kernels of other packages if they are installed. On a GPU, the
+sizes are those of WikiText-103, in bfloat16 with the paper's dropout. On a CPU, they are smaller
+and in float32, and only the ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _facts(device: str) -> dict[str, str]:
 def steps(
     size: Size, device: torch.device, rounds: int, presets: list[str] | None
 ) -> Iterator[Row]:
-    """Whole steps: data, forward, backward, update."""
+    """Measure whole steps: data, forward, backward, update."""
     for name, tokens in size.steps:
         if presets is not None and name not in presets:
             continue
@@ -141,7 +141,7 @@ def steps(
 
 
 def loss(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[Row]:
-    """The tied adaptive softmax with tail dropout, forward and backward."""
+    """Measure the tied adaptive softmax with tail dropout, forward and backward."""
     bands = size.bands
     embedding = AdaptiveEmbedding(bands).to(device)
     ours = AdaptiveSoftmax(
@@ -169,7 +169,7 @@ def loss(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[R
 
 
 def embedding(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[Row]:
-    """The input layer, forward and backward."""
+    """Measure the input layer, forward and backward."""
     layer = AdaptiveEmbedding(size.bands).to(device)
     words = _targets(size.bands, size.tokens, device)
     compiled = torch.compile(layer) if device.type == "cuda" else layer
@@ -180,7 +180,7 @@ def embedding(size: Size, device: torch.device, rounds: int, _: object) -> Itera
 
 
 def full(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[Row]:
-    """One softmax over all words, forward and backward."""
+    """Measure a single softmax over all words, forward and backward."""
     vocab_size, width = size.bands.vocab_size, size.full_width
     layer = FullSoftmax(vocab_size, width, width).to(device)
     hidden = torch.randn(size.tokens, width, device=device).to(_dtype(device)).requires_grad_()
@@ -196,7 +196,7 @@ def full(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[R
 
 
 def update(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[Row]:
-    """Nesterov momentum on weights of the sizes of `wikitext-103/ADP-T`."""
+    """Measure Nesterov momentum on weights of the sizes of `wikitext-103/ADP-T`."""
     bands = size.bands
     shapes = [*zip(bands.sizes, bands.widths, strict=True)] + [(1024, 12_288)] * 16
     params = [nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
@@ -225,7 +225,10 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
 
 
 def published_loss(layer: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Logits of the head for all tokens, and of every tail for its own (synchronizes)."""
+    """Compute logits of the head for all tokens and of each tail for its own tokens.
+
+    Like the published code, this waits for the device.
+    """
     bands = layer.bands
     head_targets = targets.clone()
     total = hidden.new_zeros((), dtype=torch.float32)
@@ -250,7 +253,8 @@ def _without_autocast(
 
 
 def published_embedding(layer: AdaptiveEmbedding, words: Tensor) -> Tensor:
-    """Look up and project the words of every band (synchronizes)."""
+    """Look up and project the words of each band. Like the published code, this waits for the
+    device."""
     hidden = torch.zeros(
         *words.shape, layer.out_dim, device=words.device, dtype=_dtype(words.device)
     )
@@ -264,15 +268,15 @@ def published_embedding(layer: AdaptiveEmbedding, words: Tensor) -> Tensor:
 
 
 def _compiled_chunks(hidden: Tensor, weight: Tensor, targets: Tensor) -> Callable[[], Tensor]:
-    def chunk(some: Tensor, weight: Tensor, theirs: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(some, weight).float(), theirs, reduction="sum")
+    def chunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="sum")
 
-    compiled = torch.compile(chunk) if hidden.is_cuda else chunk
-    number = max(1, len(hidden) // 2048)
+    compiled = torch.compile(chunk_loss) if hidden.is_cuda else chunk_loss
+    num_chunks = max(1, len(hidden) // 2048)
 
     def total() -> Tensor:
         low = weight.to(hidden.dtype)
-        parts = zip(hidden.chunk(number), targets.chunk(number), strict=True)
+        parts = zip(hidden.chunk(num_chunks), targets.chunk(num_chunks), strict=True)
         losses = [checkpoint(compiled, h, low, t, use_reentrant=False) for h, t in parts]
         return torch.stack(losses).sum()
 
@@ -302,7 +306,7 @@ def _others(hidden: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Callab
 
 
 def _targets(bands: Bands, number: int, device: torch.device) -> Tensor:
-    """Shuffled words, with each band as frequent as in WikiText-103."""
+    """Return shuffled words, with each band as frequent as in WikiText-103."""
     counts = [round(share * number) for share in SHARES[1:]]
     counts = [number - sum(counts), *counts]
     parts = [

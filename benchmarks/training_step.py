@@ -1,11 +1,11 @@
-"""Time of a training step, split into data, forward, backward and update.
+"""Measure the time of a training step, split into data, forward, backward and update.
 
     python benchmarks/training_step.py --preset tiny/ADP-T --device cpu
     python benchmarks/training_step.py --preset wikitext-103/ADP-T --recipe modern --device cuda
 
-Trains on ids drawn by Zipf's law, or on real text, which repeats words more, and prints JSON. First
-it times whole steps, then each part separately, synchronizing after each. Data loading runs in the
-background; its time is how long the loop waits for it.
+Trains on ids that follow Zipf's law, or on real text, which repeats words more often, and prints
+JSON. Whole steps are timed first, then each part separately, waiting for the device after each. The
+time of data is how long the loop waits for the loader, which runs in a thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zipflm.data.vocabulary import Vocabulary
 from zipflm.presets import dataset_of, from_name
 from zipflm.presets.recipes import apply
 from zipflm.runs.load import untrained_model
-from zipflm.runs.records import Place
+from zipflm.runs.records import Position
 from zipflm.settings import override
 from zipflm.training import distributed, optimizers, step, throughput
 from zipflm.training.cuda_graphs import Updates
@@ -36,30 +36,30 @@ from zipflm.training.step import build_learner
 from zipflm.training.stream import Stream, accumulation
 
 Text = Callable[[int, int], TokenArray]
-"""vocab_size, number of tokens -> tokens"""
+"""Returns tokens, given the vocabulary size and the number of tokens."""
 
 PARTS = ("data", "forward", "backward", "update")
 
 
-def real_tokens(vocab_size: int, number: int) -> TokenArray:
-    """The text that comes with the package, repeated, with ids by frequency."""
+def real_tokens(vocab_size: int, num_tokens: int) -> TokenArray:
+    """Return the bundled text, repeated, with ids by frequency."""
     lines = (line for address in addresses() for line in sentences(address))
     words = [word for line in lines for word in line.split()]
     ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common())}
     ids = np.array([ranks[word] for word in words]) % (vocab_size - 4) + 4
-    ids = np.resize(ids, number)
-    return TokenArray.of(np.array_split(ids, max(number // 25, 1)))
+    ids = np.resize(ids, num_tokens)
+    return TokenArray.of(np.array_split(ids, max(num_tokens // 25, 1)))
 
 
-def random_tokens(vocab_size: int, number: int) -> TokenArray:
-    """Ids drawn by Zipf's law, in sentences of 25."""
+def random_tokens(vocab_size: int, num_tokens: int) -> TokenArray:
+    """Return ids that follow Zipf's law, in sentences of 25."""
     random = np.random.default_rng(0)
-    ids = np.exp(random.uniform(0, np.log(vocab_size - 4), number)).astype(np.int64) + 3
-    return TokenArray.of(np.array_split(ids, max(number // 25, 1)))
+    ids = np.exp(random.uniform(0, np.log(vocab_size - 4), num_tokens)).astype(np.int64) + 3
+    return TokenArray.of(np.array_split(ids, max(num_tokens // 25, 1)))
 
 
 def fake_vocabulary(config: Config) -> Vocabulary:
-    """A vocabulary of the right size for building a model."""
+    """Return a vocabulary of the right size to build a model."""
     words = [f"w{number}" for number in range(config.vocab_size - 4)]
     counts = [config.vocab_size - number for number in range(config.vocab_size - 4)]
     return Vocabulary(["<s>", "<pad>", "</s>", "<unk>", *words], [0, 0, 0, 0, *counts])
@@ -71,7 +71,7 @@ def measure(
     learner = build_learner(config, untrained_model(config, fake_vocabulary(config)), process)
     num_batches = accumulation(config, process)
     tokens = text(config.vocab_size, config.training.tokens_per_update * (steps + 10))
-    stream = Stream(config, tokens, process, Place(), config.batches.block)
+    stream = Stream(config, tokens, process, Position(), config.batches.block)
     updates = Updates(learner, config)
     optimizers.set_rates(learner.optimizers, 1e-3)
     for _ in range(5):  # compiles, allocates, fills the loader, records the graph
@@ -109,7 +109,7 @@ def _whole_steps(
 
 
 def _parts(learner: step.Learner, stream: Stream, num_batches: int, steps: int) -> dict[str, float]:
-    """Seconds in each part, synchronizing after each."""
+    """Return the seconds in each part, waiting for the device after each."""
     device = learner.process.device
     spent = dict.fromkeys(PARTS, 0.0)
 
@@ -142,9 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--recipe", default="paper")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument(
-        "--real-text", action="store_true", help="train on the text that comes with the package"
-    )
+    parser.add_argument("--real-text", action="store_true", help="train on the bundled text")
     parser.add_argument("overrides", nargs="*", help="e.g. batches.tokens=16384")
     options = parser.parse_args(arguments)
     config = apply(options.recipe, from_name(options.preset), dataset_of(options.preset))
@@ -153,9 +151,9 @@ def main(arguments: list[str] | None = None) -> None:
         text = real_tokens if options.real_text else random_tokens
         result = measure(config, process, options.steps, text)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
-    facts = {"preset": options.preset, "recipe": options.recipe, "device": name}
-    facts |= {"torch": torch.__version__, "precision": config.training.dtype}
-    print(json.dumps(facts | result, indent=1))
+    setup = {"preset": options.preset, "recipe": options.recipe, "device": name}
+    setup |= {"torch": torch.__version__, "precision": config.training.dtype}
+    print(json.dumps(setup | result, indent=1))
 
 
 if __name__ == "__main__":

@@ -69,12 +69,6 @@ def _fixed_seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _idle_machine(monkeypatch):
-    """Training warns if the load is high."""
-    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
-
-
 @pytest.fixture
 def triton_interpreter():
     """Triton kernels on CPU tensors."""

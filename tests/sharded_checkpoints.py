@@ -11,7 +11,7 @@ NAMES = {1: "weights.safetensors", 2: "optimizer.safetensors"}
 
 
 def in_shards(checkpoint, processes=3):
-    """The checkpoint as so many processes would have saved it."""
+    """Convert a checkpoint to the shards that several processes would have saved."""
     for number, name in NAMES.items():
         tensors = load_file(checkpoint.path / name)
         for rank in range(processes):

@@ -1,8 +1,9 @@
 """Every field of a config is shown with its help, in a form that overrides take."""
 
+from zipflm.field_help import as_override, describe_type, field_docs, fields_of
 from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, preset
 from zipflm.presets.recipes import RECIPES, apply
-from zipflm.settings import as_override, describe_type, field_docs, fields_of, override
+from zipflm.settings import override
 
 CONFIGS = [
     apply(recipe, preset(dataset, factorization), dataset_of(dataset))

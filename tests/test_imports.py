@@ -19,7 +19,8 @@ ALLOWED = {
     "api": {"__all__"},
     "messages": set(),
     "storage": {"settings"},
-    "settings": {"messages", "storage"},
+    "field_help": set(),
+    "settings": {"field_help", "messages", "storage"},
     "units": set(),
     "config": {"model.bands", "messages"},
     "presets": {"config", "settings"},
@@ -29,7 +30,7 @@ ALLOWED = {
     "model.band_search": {"model.bands"},
     "data": {"config", "model.inputs", "messages", "settings", "storage"},
     "data.vocabulary": set(),
-    "runs": {"model", "data", "config", "messages", "settings", "storage", "units"},
+    "runs": {"model", "data", "config", "field_help", "messages", "settings", "storage", "units"},
     "memory": {"runs.load", "data.vocabulary", "config", "settings", "storage"},
     "memory.building": {"memory", "evaluation", "runs.load", "model.precision"}
     | {"data.batches", "data.folder", "data.vocabulary", "settings", "storage"},
@@ -37,7 +38,7 @@ ALLOWED = {
     "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"},
     "language": {"memory", "evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
-    "training": {"evaluation", "runs", "model", "data", "config"}
+    "training": {"evaluation", "runs", "model", "data", "config", "field_help"}
     | {"messages", "settings", "storage"},
     "studies": {"training", "evaluation", "memory.specs", "runs", "data", "config", "presets"}
     | {"messages", "settings", "storage", "units"},

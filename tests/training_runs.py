@@ -16,6 +16,7 @@ import torch
 import zipflm
 from zipflm.data.folder import DataFolder
 from zipflm.presets.recipes import resolve
+from zipflm.runs.checkpoint import Checkpoint, Contents
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Validation
 from zipflm.training import step
@@ -48,8 +49,22 @@ def run(data, out, *overrides, recipe="paper", base=SMALL, **options):
 
 
 def weights(out: Path, update: int | None = None) -> dict[str, torch.Tensor]:
-    read = RunFolder(out).choose("newest" if update is None else update).read()
+    read = read_contents(RunFolder(out).choose("newest" if update is None else update))
     return read.weights | read.optimizer
+
+
+def read_contents(checkpoint: Checkpoint) -> Contents:
+    """Verify and read all files of a checkpoint."""
+    checkpoint.verify()
+    return Contents(
+        weights=checkpoint.stored_weights().read(),
+        optimizer=checkpoint.stored_optimizer().read(),
+        state=checkpoint.state(),
+        config=checkpoint.config(),
+        vocabulary=checkpoint.vocabulary(),
+        codes=checkpoint.codes(),
+        splitting=checkpoint.splitting(),
+    )
 
 
 def reports(out: Path) -> list[Report]:

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import zipflm.cli
 from zipflm.config import Config
-from zipflm.settings import as_override, describe_type, field_docs, field_types, kinds_of
+from zipflm.field_help import as_override, describe_type, field_docs, field_types, kinds_of
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

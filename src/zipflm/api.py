@@ -385,7 +385,7 @@ def assignments(overrides: Overrides) -> list[str]:
     >>> assignments({"training.max_updates": 100, "input.cutoffs": [2000, 8000]})
     ['training.max_updates=100', 'input.cutoffs=2000,8000']
     """
-    from zipflm.settings import as_override
+    from zipflm.field_help import as_override
 
     if isinstance(overrides, str):
         raise ValueError(f"overrides={overrides}: must be a list or a dict, not a string")

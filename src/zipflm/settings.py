@@ -1,4 +1,4 @@
-"""Read and write frozen dataclasses as JSON, apply `key=value` overrides, and list field help.
+"""Read and write frozen dataclasses as JSON, and apply `key=value` overrides.
 
 Fields are plain values, enums, tuples, mappings, other dataclasses, or unions of dataclasses, in
 which the key `kind` holds the name of the class. Reading is strict: an unknown, missing or wrongly
@@ -8,31 +8,17 @@ a float field as 4.0. Numbers that are not finite are written as null.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import math
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
+from zipflm.field_help import describe_type, field_types, fields_of, kinds_of, options_of
 from zipflm.messages import quoted, read_file, unquoted
 from zipflm.storage import atomic_write_text
 
@@ -43,17 +29,11 @@ T = TypeVar("T")
 
 
 class UnknownKey(ValueError):
-    """A key that is not a field; the message suggests the closest one."""
+    """An override of a field that does not exist."""
 
-    def __init__(self, unknown: str, known: Sequence[str], guesses: Sequence[str] = ()) -> None:
-        """`guesses` take precedence over the closest of the `known` keys."""
-        fields = {_last(key): key for key in known}
-        close = get_close_matches(_last(unknown)[:200], fields, n=1, cutoff=0.5)
-        guesses = guesses or [fields[name] for name in close]
-        hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {', '.join(known)}"
-        super().__init__(f"unknown key {unquoted(unknown)}: {hint}")
-        self.key = unknown
-        """The whole key. The message may name only its unknown start."""
+    def __init__(self, key: str, hint: str) -> None:
+        super().__init__(f"unknown key {unquoted(key)}: {hint}")
+        self.key = key
 
 
 def to_dict(record: Any) -> dict[str, Any]:
@@ -123,12 +103,7 @@ def parse(hint: Any, value: Any, where: str = "", *, strict: bool = True) -> Any
             return adapter.validate_json(json.dumps(value), strict=True)
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise _to_value_error(error, hint, where) from None
-
-
-@cache
-def field_types(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+        raise _to_value_error(error, where) from None
 
 
 def defaults(cls: type) -> dict[str, Any]:
@@ -140,23 +115,6 @@ def defaults(cls: type) -> dict[str, Any]:
         elif field.default_factory is not MISSING:
             values[field.name] = field.default_factory()
     return values
-
-
-def options_of(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union except None, or only the type itself if it is not a union."""
-    if get_origin(hint) is Annotated:
-        return options_of(get_args(hint)[0])
-    if get_origin(hint) not in (Union, UnionType):
-        return (hint,)
-    kinds = (options_of(option) for option in get_args(hint) if option is not type(None))
-    return tuple(option for options in kinds for option in options)
-
-
-def kinds_of(hint: Any) -> dict[str, type]:
-    """Return the classes of a union of dataclasses by name. Empty for any other type."""
-    options = options_of(hint)
-    is_union = len(options) > 1 and all(map(is_dataclass, options))
-    return {option.__name__: option for option in options} if is_union else {}
 
 
 def _to_plain(value: Any, hint: Any) -> Any:
@@ -189,85 +147,26 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=config)
 
 
-def _to_value_error(error: ValidationError, hint: Any, where: str) -> ValueError:
-    """Convert the most relevant of pydantic's errors to `field=value: expected ...`."""
+def _to_value_error(error: ValidationError, where: str) -> ValueError:
+    """Convert the most relevant of pydantic's errors to `field=value: problem`."""
     # Prefer unknown fields, because a misspelled field is also reported as missing. In a union,
     # the deepest error belongs to the intended type.
     details = max(
         error.errors(include_url=False),
         key=lambda item: (item["type"] == "unexpected_keyword_argument", len(item["loc"])),
     )
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    loc = details["loc"]
-    if kind == "missing" and isinstance(loc[-1], int):  # an item of a tuple
-        loc = loc[:-1]
-    names, owner, field_hint = _locate(hint, loc)
-    key = where + ".".join(names)
-    match kind:
+    # Without the names of classes in unions.
+    key = where + ".".join(part for part in map(str, details["loc"]) if not part[:1].isupper())
+    match details["type"]:
         case "unexpected_keyword_argument":
-            before = where + "".join(f"{name}." for name in names[:-1])
-            return UnknownKey(key, [before + field.name for field in fields(owner)])
+            return ValueError(f"unknown key {unquoted(key)}")
         case "value_error":  # from __post_init__; starts with the name of the field
-            return ValueError(
-                f"{key}.{context['error']}" if names else f"{where}{context['error']}"
-            )
-        case "missing" if loc == details["loc"]:
-            return ValueError(f"{key}: missing, and {owner.__name__} needs it; add {key}=...")
-        case "union_tag_invalid" | "union_tag_not_found":
-            prefix = f"{key}: " if key else ""
-            choices = ", ".join(kinds_of(field_hint))
-            return ValueError(f"{prefix}kind={quoted(value.get('kind'))}: choose from {choices}")
-    problem = _expected(kind, context, field_hint) or details["msg"]
-    return ValueError(f"{key}={quoted(value)}: {problem}")
-
-
-_PHRASES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-
-
-def _expected(kind: str, context: Mapping[str, Any], hint: Any) -> str:
-    match kind.partition("_")[0]:
-        case "int" | "float" | "finite" | "string" | "bool":
-            option = options_of(hint)[0]
-            return f"expected {_PHRASES.get(option) or describe_type(option)}"
-        case "literal" | "enum":
-            choices = str(context["expected"]).replace("'", "")
-            return f"choose from {choices.replace(' or ', ', ')}"
-        case "tuple":
-            return "expected a list"
-        case "missing" | "too":
-            return f"expected {len(get_args(options_of(hint)[0]))} values"
-        case "dict" | "mapping" if kinds_of(hint):
-            return f"expected the fields of {' or '.join(kinds_of(hint))}"
-        case "dict" | "mapping":
-            return "expected an object"
-        case "dataclass":
-            return f"expected the fields of {context['class_name']}"
-    return ""
-
-
-def _locate(hint: Any, loc: Sequence[str | int]) -> tuple[list[str], Any, Any]:
-    """Return the field names in pydantic's path to an error, and the last one's class and type."""
-    names, owner = list[str](), None
-    for part in loc:
-        options = options_of(hint)
-        (only,) = options if len(options) == 1 else (None,)
-        if only is None:  # pydantic names the option
-            hint = next((option for option in options if _label(option) == part), hint)
-        elif is_dataclass(only):
-            owner = only
-            names.append(str(part))
-            hint = field_types(owner).get(str(part))  # type: ignore[arg-type]
-        elif get_origin(only) is tuple:
-            inner = get_args(only)
-            hint = inner[0] if inner[-1] is ... else inner[int(part)]
-        else:
-            names.append(str(part))
-            hint = get_args(only)[1]
-    return names, owner, hint
-
-
-def _label(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+            prefix = f"{key}." if key and key != where else key
+            return ValueError(f"{prefix}{details['ctx']['error']}")
+        case "missing":
+            return ValueError(f"{key}: missing")
+    problem = details["msg"].replace("Input should be", "must be")
+    return ValueError(f"{key}={quoted(details['input'])}: {problem}" if key else problem)
 
 
 _Assignment = tuple[list[str], str]
@@ -289,19 +188,8 @@ def override(config: T, assignments: Iterable[str]) -> T:
                 f"{quoted(assignment)}: write an override as key=value, e.g. decoder.dim=512"
             )
         pairs.append((key.split("."), text))
-    changed: T = _build(type(config), _values(config), pairs, "", keys_of(config))
+    changed: T = _build(type(config), _values(config), pairs, "", config)
     return changed
-
-
-def keys_of(config: Any, where: str = "") -> list[str]:
-    """List all keys of a config that can be overridden, in the order of the fields."""
-    keys: list[str] = []
-    for field in fields(config):
-        value, key = getattr(config, field.name), where + field.name
-        keys.append(key)
-        if is_dataclass(value):
-            keys += keys_of(value, f"{key}.")
-    return keys
 
 
 def keys_like(name: str, known: Sequence[str]) -> list[str]:
@@ -329,23 +217,24 @@ def _last(key: str) -> str:
 
 
 def _build(
-    cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, known: Sequence[str]
+    cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, config: Any
 ) -> Any:
-    """Construct `cls` from values and overrides. `known` has the keys of the whole config."""
+    """Construct `cls` from values and overrides. `config` is the whole config, for suggestions."""
     hints = field_types(cls)
     for name in dict.fromkeys(path[0] for path, _ in pairs):
         key = where + name
         if name not in hints:
             path = next(path for path, _ in pairs if path[0] == name)
-            others = [other for other in known if other != key]
-            guesses = keys_like(key, others) if path == [name] else []
-            error = UnknownKey(key, [where + field for field in hints], guesses)
-            error.key = where + ".".join(path)
-            raise error
+            unknown = where + ".".join(path)
+            known = [field.key for field in fields_of(config)]
+            guesses = [other for other in keys_like(unknown, known) if other != unknown]
+            fields_here = ", ".join(where + field for field in hints)
+            hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"known: {fields_here}"
+            raise UnknownKey(unknown, hint)
         direct = [text for path, text in pairs if path == [name]]
         inner = [(path[1:], text) for path, text in pairs if path[0] == name and len(path) > 1]
         if is_dataclass(values.get(name)):
-            values[name] = _nested(hints[name], values[name], direct, inner, key, known)
+            values[name] = _nested(hints[name], values[name], direct, inner, key, config)
         elif inner:
             whole = ".".join([key, *inner[0][0]])
             raise ValueError(f"{unquoted(whole)}: {key} has no fields; set it directly")
@@ -367,7 +256,7 @@ def _nested(
     direct: Sequence[str],
     inner: Sequence[_Assignment],
     key: str,
-    known: Sequence[str],
+    config: Any,
 ) -> Any:
     """Return the new value of a field that holds a dataclass. `direct` assignments select another
     class of a union, `inner` ones change its fields."""
@@ -384,7 +273,7 @@ def _nested(
                 name for name, value in values.items() if before.get(name, ...) != value
             }
             values = {name: values[name] for name in common}
-    return _build(cls, values, inner, f"{key}.", known)
+    return _build(cls, values, inner, f"{key}.", config)
 
 
 def _values(record: Any) -> dict[str, Any]:
@@ -395,8 +284,6 @@ def _parse_text(hint: Any, text: str, key: str) -> Any:
     try:
         return parse(hint, _split(hint, text), key, strict=False)
     except ValueError:
-        if not _is_tuple_of_tuples(hint):
-            raise
         raise ValueError(f"{key}={quoted(text)}: expected {describe_type(hint)}") from None
 
 
@@ -412,113 +299,3 @@ def _split(hint: Any, text: str) -> Any:
     separator = "," if inner[-1] is ... else ":"
     parts = [] if text == "none" else text.strip("()[]").split(separator)
     return [_split(inner[0], part.strip()) for part in parts if part.strip()]
-
-
-@dataclass(frozen=True)
-class FieldHelp:
-    """A field of a config or of a nested config."""
-
-    key: str
-    value: Any
-    text: str
-    """The value in the syntax of overrides."""
-    type: str
-    help: str
-
-    @property
-    def assignment(self) -> str:
-        return f"{self.key}={self.text}"
-
-
-def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
-    """Yield all fields of a config in order. A nested config only has an entry if it is a union."""
-    cls: Any = type(config)
-    helps, hints = field_docs(cls), field_types(cls)
-    for field in fields(config):
-        value, key, hint = getattr(config, field.name), where + field.name, hints[field.name]
-        if not is_dataclass(value):
-            plain = value.value if isinstance(value, Enum) else value
-            kind, text = describe_type(hint), as_override(value)
-            yield FieldHelp(key, plain, text, kind, helps.get(field.name, ""))
-            continue
-        if kinds_of(hint):
-            name, purpose = type(value).__name__, _first_sentence(type(value))
-            yield FieldHelp(key, name, name, describe_type(hint), purpose)
-        yield from fields_of(value, f"{key}.")
-
-
-def as_override(value: Any) -> str:
-    """Format a value in the syntax of overrides.
-
-    >>> as_override((4000, 14000)), as_override(((0.3, 128), (0.8, 256))), as_override(None)
-    ('4000,14000', '0.3:128,0.8:256', 'none')
-    """
-    if value is None or value == ():
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Enum):
-        return str(value.value)
-    if isinstance(value, tuple):
-        return ",".join(
-            ":".join(map(as_override, item)) if isinstance(item, tuple) else as_override(item)
-            for item in value
-        )
-    return str(value)
-
-
-def describe_type(hint: Any) -> str:
-    """Describe the values that an override of this type accepts.
-
-    >>> describe_type(int), describe_type(Literal["ddp", "fsdp"]), describe_type(tuple[int, ...])
-    ('int', 'ddp or fsdp', 'comma-separated numbers')
-    >>> describe_type(tuple[tuple[int, int, int], ...])
-    'comma-separated groups a:b:c of integers'
-    """
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return _join_or(options)
-    if origin in (Union, UnionType):
-        return _join_or([describe_type(option) for option in options])
-    if _is_tuple_of_tuples(hint):
-        inner = get_args(options[0])
-        kind = "integers" if set(inner) == {int} else "numbers"
-        return f"comma-separated groups {':'.join('abcdef'[: len(inner)])} of {kind}"
-    if origin is tuple:
-        return "comma-separated numbers"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _join_or([member.value for member in hint])
-    return "none" if hint is type(None) else str(getattr(hint, "__name__", hint))
-
-
-def _is_tuple_of_tuples(hint: Any) -> bool:
-    return get_origin(hint) is tuple and get_origin(get_args(hint)[0]) is tuple
-
-
-def _join_or(options: Any) -> str:
-    *others, last = map(str, options)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-@cache
-def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstrings of all fields that have one, on one line. Includes inherited fields."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not is_dataclass(base):
-            continue
-        try:
-            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:  # installed without sources
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for field, doc in pairwise(body.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                    docs[field.target.id] = " ".join(str(doc.value.value).split())
-    return docs
-
-
-def _first_sentence(cls: type) -> str:
-    text = " ".join((inspect.getdoc(cls) or "").split())
-    return text.partition(". ")[0].rstrip(".")

@@ -12,7 +12,7 @@ from training_runs import config_of, in_processes
 
 from zipflm.data.folder import DataFolder
 from zipflm.runs.load import untrained_model
-from zipflm.runs.records import Place
+from zipflm.runs.records import Position
 from zipflm.training import distributed, step
 from zipflm.training.parallel import local_shard
 from zipflm.training.step import build_learner
@@ -82,7 +82,7 @@ def count_all(path, out):
 def count(config, data, process):
     """Bytes that a process holds, and sends in its second update."""
     learner = build_learner(config, untrained_model(config, data.vocabulary), process)
-    stream = Stream(config, data.tokens("train"), process, Place(), config.batches.block)
+    stream = Stream(config, data.tokens("train"), process, Position(), config.batches.block)
     for _ in range(2):
         batches = [stream.next() for _ in range(accumulation(config, process))]
         with Counting(process.world_size) as counting:

@@ -108,10 +108,10 @@ def changed(facts, path, value):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("unit", "letters", "unit='letters': choose from word, bpe"),
+        ("unit", "letters", "unit='letters': must be 'word' or 'bpe'"),
         ("splits.valid.file", ..., "splits.valid.file: missing"),
-        ("splits.valid.tokens", "many", "splits.valid.tokens='many': expected an integer"),
-        ("splits.valid.token", 3, "unknown key splits.valid.token: did you mean"),
+        ("splits.valid.tokens", "many", "splits.valid.tokens='many': must be a valid integer"),
+        ("splits.valid.token", 3, "unknown key splits.valid.token;"),
         ("bpe", {"file": "bpe.codes"}, "bpe.merges: missing"),
         ("format", 1, f"format 1, but this release reads {FORMAT}"),
         ("format", ..., f"format None, but this release reads {FORMAT}"),

@@ -16,6 +16,7 @@ from fuzz.mutations import (
 )
 from safetensors.torch import load_file, save_file
 from sharded_checkpoints import in_shards
+from training_runs import read_contents
 
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.runs import resume
@@ -49,7 +50,7 @@ class Run:
             held = run.config()
             resume.check(run, held, self.data, resume=True)
             return held, run.versions(), [checkpoint.update for checkpoint in run.checkpoints()]
-        contents = run.choose("newest").read()
+        contents = read_contents(run.choose("newest"))
         loaded = load_run(self.path)
         scores = score_split(loaded, self.data, "valid", OPTIONS).scores
         found = [contents.state, contents.config, contents.vocabulary.words]
@@ -154,17 +155,3 @@ def test_rejects_weights_of_another_type(copy):
     seal(folder)
     with pytest.raises(ValueError, match=f"weights.safetensors: .*{name} has dtype torch.float64"):
         load_run(copy.path)
-
-
-def test_rejects_vocabulary_of_another_run(copy):
-    # Same size: only the hash shows that the words do not match the weights.
-    path = copy.choose("newest").path / "vocabulary.txt"
-    first, second, *others = path.read_text().splitlines()
-    words = [line.rpartition(" ") for line in (first, second)]
-    swapped = [f"{words[1][0]} {words[0][2]}", f"{words[0][0]} {words[1][2]}"]
-    path.write_text("\n".join([*swapped, *others]) + "\n")
-    seal(path.parent)
-    with pytest.raises(ValueError, match="vocabulary.txt: its hash is .*, but state.json says"):
-        load_run(copy.path)
-    with pytest.raises(ValueError, match="vocabulary.txt: its hash"):
-        copy.choose("newest").read()

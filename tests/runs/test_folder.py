@@ -3,7 +3,6 @@ import shutil
 import pytest
 from studies.study_runs import report, validation
 
-from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import append_line, locate, parse_choice, read_lines, trim
 
 
@@ -58,13 +57,6 @@ def test_rejects_damaged_records(copy, name):
     (copy.path / name).write_bytes(b"{")
     with pytest.raises(ValueError, match=f"{name}: damaged or from another release"):
         copy.config() if name == "config.json" else copy.versions()
-
-
-def test_rejects_a_renamed_checkpoint(copy):
-    moved = copy.checkpoints_path / "update-00000099"
-    copy.choose(6).path.rename(moved)
-    with pytest.raises(ValueError, match="state.json says it was saved after update 6"):
-        Checkpoint(moved).read()
 
 
 def test_locates_a_checkpoint_outside_a_run(copy, tmp_path):

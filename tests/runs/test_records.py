@@ -9,7 +9,7 @@ from zipflm.config import Splitting
 from zipflm.runs.records import (
     ImportedState,
     LogLine,
-    Place,
+    Position,
     Resumption,
     SavedState,
     SinceReport,
@@ -39,7 +39,7 @@ def test_non_finite_numbers_are_stored_as_null():
 def test_states_survive_json():
     state = TrainingState(
         update=7,
-        place=Place(2, 5, 9),
+        place=Position(2, 5, 9),
         seconds=1.5,
         skipped=1,
         skipped_in_a_row=1,

@@ -63,9 +63,9 @@ def test_rejects_another_vocabulary(copy, word_data, other_data):
     [
         ("decoder.num_layers=2", "decoder.num_layers=1, not the 2 requested"),
         ("output.tail_dropout=0.5", "output.tail_dropout=0.1, not the 0.5 requested"),
-        ("training.optimizer=AdamW", "optimizer=Nesterov, not the AdamW requested"),
+        ("training.optimizer=AdamW", "training.optimizer=Nesterov, not the AdamW requested"),
         ("name=mine", "name=tiny/ADP-T, not the mine requested"),
-        ("training.seed=7", "seed=1, not the 7 requested"),
+        ("training.seed=7", "training.seed=1, not the 7 requested"),
     ],
 )
 def test_rejects_another_model_or_optimizer(copy, word_data, override, message):

@@ -19,7 +19,7 @@ from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import RunFolder, append_line
 from zipflm.runs.load import load_run
-from zipflm.runs.records import Place, Report, SinceReport, TrainingState, Validation
+from zipflm.runs.records import Position, Report, SinceReport, TrainingState, Validation
 from zipflm.storage import seal
 from zipflm.studies import members
 from zipflm.studies.compare import compare
@@ -204,7 +204,7 @@ class FakeTrainer:
             checkpoint.remove()
         state = TrainingState(
             update=last,
-            place=Place(),
+            place=Position(),
             seconds=2.0,
             skipped=0,
             skipped_in_a_row=0,

@@ -70,7 +70,6 @@ def test_terminal_shows_scoring_progress(plans):
 def test_warns_about_long_training_without_a_gpu(data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 1e8)
-    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     overrides = ("training.max_updates=100",)
     stream = io.StringIO()
     with Display(plans_for(data, tmp_path, overrides=overrides), stream, is_silent=False).shown():

@@ -13,7 +13,8 @@ from training_runs import SMALL, call, train_command
 from tests.training import failing_run
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs.folder import RunFolder
-from zipflm.training.distributed import Process, described, started
+from zipflm.training.distributed import Process, started
+from zipflm.training.failures import described
 
 SHORT = [*SMALL, "training.max_updates=4", "training.report_every=1", "training.checkpoint_every=2"]
 ENDLESS = [*SMALL, "training.max_updates=100000", "training.report_every=1"]
@@ -22,7 +23,7 @@ multi_process = pytest.mark.multi_process
 
 def train(data, out, *settings):
     options = ["--data", data, "--out", out, "--device", "cpu", "--resume-if-any"]
-    return [str(each) for each in ("train", "tiny/ADP-T", *options, *settings)]
+    return [str(argument) for argument in ("train", "tiny/ADP-T", *options, *settings)]
 
 
 def compare(data, out, *settings):
@@ -36,12 +37,12 @@ def run(place, rank, where, fault, arguments):
 
 
 def errors(ended):
-    lines = [line for each in ended for line in each.stderr.splitlines()]
+    lines = [line for process in ended for line in process.stderr.splitlines()]
     return [line for line in lines if line.startswith("zipflm: ")]
 
 
 def statuses(ended):
-    return [each.status for each in ended]
+    return [process.status for process in ended]
 
 
 def test_single_process():
@@ -130,7 +131,7 @@ def test_divergence_is_the_same_error_in_all_processes(word_data, tmp_path):
     assert statuses(ended) == [1, 1]
     assert "[1/2] ADP: failed" in ended[0].stdout and "[2/2] ADP-T: failed" in ended[0].stdout
     (error,) = errors(ended)
-    assert "ADP: training.max_bad_updates=1" in error and "bad-batch-*.safetensors" in error
+    assert "ADP: training.max_bad_updates=1" in error
 
 
 @multi_process

@@ -1,4 +1,4 @@
-"""Initialisation after sharding gives the same weights for any number of processes."""
+"""Initialization after sharding gives the same weights for any number of processes."""
 
 import os
 import re

@@ -15,8 +15,9 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.storage import seal
 from zipflm.training import distributed
+from zipflm.training.checks import check_data, check_processes
 from zipflm.training.distributed import Process
-from zipflm.training.setup import check_data, check_processes, newest_valid, overview
+from zipflm.training.setup import newest_valid, overview
 from zipflm.training.stream import accumulation, blocks_of, tokens_per_batch
 
 
@@ -124,16 +125,16 @@ def test_all_processes_learn_of_a_damaged_checkpoint(copy, tmp_path):
 
 
 def test_finds_the_newest_valid_checkpoint(copy, monkeypatch):
-    messages, check = [], Checkpoint.check
+    messages, verify = [], Checkpoint.verify
     assert newest_valid(copy, processes(1), messages.append).update == 4 and not messages
     with monkeypatch.context() as patch:
 
         def fail_once(self, share):
             if self.update == 4:
                 raise OSError(5, "Input/output error")
-            return check(self, share)
+            verify(self, share=share)
 
-        patch.setattr(Checkpoint, "check", fail_once)
+        patch.setattr(Checkpoint, "verify", fail_once)
         assert newest_valid(copy, processes(1), messages.append).update == 2
         assert "Input/output error" in messages.pop()
     damage(copy, "vocabulary.txt")

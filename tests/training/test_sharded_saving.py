@@ -17,11 +17,10 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.storage import WriteResult
 from training_runs import (
     assert_close,
     in_processes,
+    read_contents,
     run,
     run_together,
     weights,
@@ -103,7 +102,7 @@ def _count_reads(path, out, overrides):
 
 
 def test_a_process_reads_only_its_shards(word_data, copy):
-    contents = copy.choose(4).read()
+    contents = read_contents(copy.choose(4))
     tensors = [*contents.weights.values(), *contents.optimizer.values()]
     whole = sum(tensor.numel() for tensor in tensors)
     overrides = [*SAME, updates(5), "training.parallel=fsdp"]
@@ -221,7 +220,7 @@ def test_can_be_killed_while_saving(word_data, tmp_path):
     assert codes == [-signal.SIGKILL] * 2
     folder = RunFolder(out)
     assert [checkpoint.update for checkpoint in folder.checkpoints()] == [2]
-    folder.choose(2).check()
+    folder.choose(2).verify()
     assert list(folder.checkpoints_path.glob(".update-00000004*"))
     run_together(word_data, out, *overrides)
     assert [checkpoint.update for checkpoint in folder.checkpoints()] == [6, 4, 2]
@@ -267,33 +266,6 @@ def test_a_failure_of_the_last_save_is_an_error(word_data, tmp_path):
     out, overrides = tmp_path / "run", [*EVERY, updates(6), "training.parallel=ddp"]
     assert in_processes(2, _fail_to_save, word_data.path, out, overrides, [6]) == [2, 2]
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [4, 2]
-
-
-@pytest.fixture
-def writer(copy, tmp_path):
-    writer = ShardWriter(tmp_path / "checkpoints", copy.choose(4).read())
-    writer.unfinished.mkdir(parents=True)
-    return writer
-
-
-def result(name):
-    return WriteResult(MetadataIndex(name), 1, "0" * 64)
-
-
-def test_rejects_a_file_that_is_not_on_a_shared_disk(writer):
-    with pytest.raises(OSError, match="shard-1: written by another process.*all machines share"):
-        writer.finish(Metadata({}), [[result("shard-1")]])
-
-
-def test_ignores_shards_of_killed_processes(writer):
-    """Three processes were killed while saving the same update; two continue."""
-    names = [f"shard-0000{rank}-model-00001-of-00002.safetensors" for rank in (1, 2, 3)]
-    for name in names:
-        (writer.unfinished / name).write_bytes(b"")
-    writer.finish(Metadata({}), [[result(name)] for name in names[:2]])
-    (checkpoint,) = RunFolder(writer.unfinished.parent.parent).checkpoints()
-    assert checkpoint.weights_files == names[:2]
-    assert not (checkpoint.path / names[2]).exists()
 
 
 def test_distributes_replicated_tensors():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zipflm.data.token_file import TokenArray
 from zipflm.presets import preset
-from zipflm.runs.records import Place
+from zipflm.runs.records import Position
 from zipflm.training.distributed import Process
 from zipflm.training.stream import Stream, block_at, blocks_of
 
@@ -22,9 +22,9 @@ def make_config(*, break_mode="none", tokens=32, **training):
     return replace(config, batches=batches, training=replace(config.training, **training))
 
 
-def stream(config, place=None, block=16, rank=0, world_size=1):
+def stream(config, position=None, block=16, rank=0, world_size=1):
     process = Process(rank, world_size, torch.device("cpu"))
-    return closing(Stream(config, TOKENS, process, place or Place(), block))
+    return closing(Stream(config, TOKENS, process, position or Position(), block))
 
 
 def assert_equal(one, other):
@@ -45,13 +45,13 @@ def test_resumes_from_a_saved_place(steps, block, world_size):
             going.use_block(length)
             for _ in range(number):
                 going.next()
-        saved = Place(**asdict(going.place))
+        saved = Position(**asdict(going.position))
         going.use_block(block)
         with stream(config, saved, block, world_size - 1, world_size) as other:
-            assert other.place == going.place and other.epochs == going.epochs
+            assert other.position == going.position and other.epochs == going.epochs
             for _ in range(3):
                 assert_equal(other.next(), going.next())
-            assert other.place == going.place
+            assert other.position == going.position
 
 
 @settings(max_examples=12)
@@ -61,7 +61,7 @@ def test_processes_share_one_sequence(world_size, break_mode):
     number = 20 // world_size * world_size
     with stream(config) as alone:
         expected = [alone.next() for _ in range(number)]
-        place = alone.place
+        position = alone.position
     with ExitStack() as stack:
         streams = [
             stack.enter_context(stream(config, rank=rank, world_size=world_size))
@@ -69,7 +69,7 @@ def test_processes_share_one_sequence(world_size, break_mode):
         ]
         for batch, turn in zip(expected, cycle(streams), strict=False):
             assert_equal(turn.next(), batch)
-        assert all(each.place == place for each in streams)
+        assert all(stream.position == position for stream in streams)
 
 
 def test_an_epoch_has_every_token_once():
@@ -78,7 +78,7 @@ def test_an_epoch_has_every_token_once():
         while batches.epochs < 1:
             batch = batches.next()
             seen += batch.targets[batch.scored].tolist()
-        assert batches.place == Place(1, 0, batches.place.total)
+        assert batches.position == Position(1, 0, batches.position.total)
     assert sorted(seen) == list(range(4, 304))
 
 
@@ -87,7 +87,7 @@ def test_pads_batches_for_compiled_models(block=7):
     config = make_config()
     compiled = make_config(compile=True)
     with stream(config, block=block) as plain, stream(compiled, block=block) as full:
-        for _ in range(2 * plain.place.total):
+        for _ in range(2 * plain.position.total):
             expected, batch = plain.next(), full.next()
             assert batch.words.shape == (32 // block, block)
             assert torch.equal(batch.targets[batch.scored], expected.targets[expected.scored])

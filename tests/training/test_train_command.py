@@ -112,9 +112,9 @@ def test_sub_words_are_scored_per_word(bpe_data, tmp_path):
 BAD = {
     "training.max_update=3": "did you mean training.max_updates",
     "training.optimizer=Adam": "choose Nesterov, AdamW, Muon",
-    "training.dtype=int8": "choose from float32, bfloat16, float16",
+    "training.dtype=int8": "expected float32, bfloat16 or float16",
     "batches.tokens=96": "use training.tokens_per_update=96",
-    "batches.block=24": "whole blocks of 24 in batches.tokens=64",
+    "batches.block=24": "process at once in blocks of 24",
     "batches.block=56": "use training.tokens_per_update=112",
     "training.stages=0.5:12": "use training.tokens_per_update=960",  # multiple of 60 and 64
     "training.stages=0.5:128": "exceeds batches.tokens=64",
@@ -173,7 +173,7 @@ def test_report_draws_several_runs_into_one_figure(word_data, tmp_path):
 
 @pytest.mark.parametrize(("requested", "expected"), [([], "float32"), (["bfloat16"], "bfloat16")])
 def test_default_precision_on_a_cpu_is_float32(word_data, tmp_path, requested, expected):
-    more = [f"training.dtype={each}" for each in requested]
+    more = [f"training.dtype={dtype}" for dtype in requested]
     small = ["training.compile=false", "training.max_updates=1", "training.schedule=CosineCycles"]
     result = train(word_data, tmp_path, *small, *more, preset="wikitext-2/ADP-T")
     assert result.exit_code == 0, result.output

@@ -1,16 +1,15 @@
 import json
 import os
-import time
 
 import numpy as np
 import pytest
 import torch
-from training_runs import in_processes, reports, run, validations
+from training_runs import in_processes, run, validations
 
 from zipflm.data.folder import DataFolder
 from zipflm.data.token_file import TokenArray
 from zipflm.runs.folder import RunFolder
-from zipflm.training import compilation, trainer, validation
+from zipflm.training import compilation, trainer
 from zipflm.training.validation import sample_of
 
 PART = ["training.validate_share=0.5", "training.validate_every=2", "training.max_updates=8"]
@@ -64,16 +63,6 @@ def test_validation_is_short_compared_with_training(word_data, tmp_path, monkeyp
     assert [line.update for line in found] == [2, 4, 6, 6]
     assert all(0 < line.words <= 2 * 128 / 4 + 16 for line in found[:3])
     assert found[-1].words == word_data.split("valid").words
-
-
-def test_time_left_includes_validation(word_data, tmp_path, monkeypatch):
-    scored = validation._scored
-    monkeypatch.setattr(validation, "_scored", lambda *args: time.sleep(0.5) or scored(*args))
-    every = ["training.validate_every=2", "training.report_every=2", "training.max_updates=6"]
-    run(word_data, tmp_path, *every)
-    left = {report.update: report.seconds_left for report in reports(tmp_path)}
-    # Two validations are left after update 4, one after update 6.
-    assert left[4] > 1.0 and 0.5 < left[6] < left[4]
 
 
 def test_scores_the_whole_set_at_checkpoints_and_at_the_end(word_data, tmp_path, capsys):

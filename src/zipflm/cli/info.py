@@ -104,7 +104,7 @@ def _show_presets(name: Name | None, as_json: bool) -> None:
 
 def _show_model(config: Config, as_json: bool) -> None:
     """Print the settings as a file of overrides, with parameter counts as comments."""
-    from zipflm.settings import fields_of
+    from zipflm.field_help import fields_of
 
     settings, total = list(fields_of(config)), config.num_params()
     parts = {**config.params_by_part(), "total": total}

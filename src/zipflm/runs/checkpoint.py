@@ -39,7 +39,7 @@ from zipflm.data.bpe import Codes
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.messages import unquoted
-from zipflm.runs.records import SavedState, TrainingState
+from zipflm.runs.records import SavedState
 from zipflm.settings import read_record, read_value, write_record
 from zipflm.storage import new_folder, read_checksums, require_unchanged, seal
 
@@ -126,19 +126,6 @@ class Checkpoint:
         for name in names[first::step]:
             require_unchanged(self.path, name, self.checksums)
 
-    def check(self, share: tuple[int, int] = (0, 1)) -> None:
-        """Raise ValueError unless a run can be resumed from this checkpoint.
-
-        `share` is the same as for `verify`.
-        """
-        self.verify(share=share)
-        state = self.state()
-        if state.update != self.update:
-            raise ValueError(
-                f"{self.path}: {_STATE} says it was saved after update {state.update}; rename the "
-                "folder to match"
-            )
-
     def state(self) -> SavedState:
         state: SavedState = read_value(SavedState, self.path / _STATE)
         return state
@@ -168,15 +155,7 @@ class Checkpoint:
         return StoredTensors([self.path / name for name in names])
 
     def vocabulary(self) -> Vocabulary:
-        """Load the vocabulary. Raises ValueError if the model was trained with another one."""
-        path = self.path / VOCABULARY_FILE
-        vocabulary, state = Vocabulary.load(path), self.state()
-        if isinstance(state, TrainingState) and state.vocabulary != vocabulary.hash:
-            raise ValueError(
-                f"{path}: its hash is {vocabulary.hash}, but {_STATE} says "
-                f"{unquoted(state.vocabulary)}; the folder mixes files of two runs"
-            )
-        return vocabulary
+        return Vocabulary.load(self.path / VOCABULARY_FILE)
 
     def codes(self) -> Codes | None:
         """Load the BPE codes of a sub-word model. None if it has none."""
@@ -189,19 +168,6 @@ class Checkpoint:
         if SPLITTING_FILE not in self.checksums:
             return PLAIN
         return read_record(Splitting, self.path / SPLITTING_FILE)
-
-    def read(self) -> Contents:
-        """Verify and read all files. Raises ValueError for a damaged or missing one."""
-        self.check()
-        return Contents(
-            weights=self.stored_weights().read(),
-            optimizer=self.stored_optimizer().read(),
-            state=self.state(),
-            config=self.config(),
-            vocabulary=self.vocabulary(),
-            codes=self.codes(),
-            splitting=self.splitting(),
-        )
 
     def remove(self) -> None:
         # Rename first: a half-removed folder must not look like a checkpoint.

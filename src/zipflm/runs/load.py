@@ -14,7 +14,6 @@ from torch import Tensor
 from zipflm.config import CharacterInput, Config, Splitting
 from zipflm.data.bpe import Codes
 from zipflm.data.encoding import spelled, spellings
-from zipflm.data.folder import VOCABULARY_FILE
 from zipflm.data.vocabulary import UNKNOWN, Vocabulary
 from zipflm.model.initialization import fills, first_value
 from zipflm.model.inputs import CharacterEmbedding
@@ -140,11 +139,6 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
     folder, checkpoint = locate(Path(path), choice)
     checkpoint.verify(optimizer=False)
     config, vocabulary = checkpoint.config(), checkpoint.vocabulary()
-    if len(vocabulary) != config.vocab_size:
-        raise ValueError(
-            f"{checkpoint.path}: {VOCABULARY_FILE} has {len(vocabulary)} words, but the config has "
-            f"vocab_size={config.vocab_size}; the folder mixes files of two runs"
-        )
     weights = checkpoint.weights()
     try:
         model = model_with(weights, config, vocabulary)

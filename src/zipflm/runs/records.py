@@ -66,7 +66,7 @@ class Report:
     memory: int
     """Peak memory of the GPU allocator or of the process, in bytes."""
     seconds_left: float
-    """Estimated time left, including validation."""
+    """Estimated training time left, without validation and checkpoints."""
     flop_utilisation: float | None = None
     compiled: bool | None = None
     """Whether the model ran compiled; None if compilation is off."""
@@ -101,7 +101,7 @@ LogLine = Annotated[Report | Validation, ByKind()]
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Position in the training data, in batches of all processes."""
 
     epoch: int = 0
@@ -133,7 +133,7 @@ class TrainingState:
     """State other than tensors that a run needs to continue exactly where it stopped."""
 
     update: int
-    place: Place
+    place: Position
     seconds: float
     compile_seconds: float = 0.0
     """Part of `seconds` spent compiling the model."""

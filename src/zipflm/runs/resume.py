@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from zipflm.config import Config, ModelConfig
+from zipflm.config import Config
 from zipflm.data.folder import FACTS_FILE, DataFolder
+from zipflm.field_help import fields_of
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Provenance
-from zipflm.settings import to_dict
+
+# Settings, other than those of the model, that cannot change. With another seed, parts of the text
+# would be repeated or skipped.
+_FIXED = ("batches.unit", "training.optimizer", "training.seed")
 
 
 def check(
@@ -41,8 +43,8 @@ def check(
 
 
 def require_same_config(out: Path, held: Config, requested: Config, otherwise: str) -> None:
-    """Raise ValueError for the first field that differs. `otherwise` adds a remedy."""
-    _require_equal(out, to_dict(held), to_dict(requested), f", or {otherwise}")
+    """Raise ValueError for the first setting that differs. `otherwise` adds a remedy."""
+    _require_equal(out, _settings(held), _settings(requested), f", or {otherwise}")
 
 
 def _require_unused(run: RunFolder, held: Config, requested: Config) -> None:
@@ -76,33 +78,25 @@ def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text
         )
 
 
-def _identity(config: Config) -> dict[str, Any]:
-    values = to_dict(config)
-    return {field.name: values[field.name] for field in fields(ModelConfig)} | {
-        "name": config.name,
-        "optimizer": type(config.training.optimizer).__name__,
-        "unit": config.batches.unit,
-        # Another seed changes the order: parts of the text would be repeated or skipped.
-        "seed": config.training.seed,
+def _settings(config: Config) -> dict[str, object]:
+    return {field.key: field.value for field in fields_of(config)}
+
+
+def _identity(config: Config) -> dict[str, object]:
+    return {
+        key: value
+        for key, value in _settings(config).items()
+        if key in _FIXED or not key.startswith(("batches.", "training."))
     }
 
 
 def _require_equal(
-    out: Path, held: dict[str, Any], requested: dict[str, Any], otherwise: str = ""
+    out: Path, held: dict[str, object], requested: dict[str, object], otherwise: str = ""
 ) -> None:
-    for name in requested:
-        if held[name] != requested[name]:
-            difference = _first_difference(name, held, requested)
+    for key in requested | held:
+        old, new = held.get(key, "none"), requested.get(key, "none")
+        if old != new:
             raise ValueError(
-                f"{out} holds a run of {held['name']} with {difference} requested; resume with the "
-                f"same preset, recipe and overrides{otherwise}"
+                f"{out} holds a run of {held['name']} with {key}={old}, not the {new} requested; "
+                f"resume with the same preset, recipe and overrides{otherwise}"
             )
-
-
-def _first_difference(name: str, held: dict[str, Any], requested: dict[str, Any]) -> str:
-    old, new = held[name], requested[name]
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        for key in old:
-            if old[key] != new[key]:
-                return _first_difference(key, old, new).replace(key, f"{name}.{key}", 1)
-    return f"{name}={old}, not the {new}"

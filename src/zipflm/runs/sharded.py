@@ -109,17 +109,8 @@ class ShardWriter(HuggingFaceStorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Add the other files and rename. torch calls this in the first process."""
         sums = {item.index.fqn: item.storage_data for result in results for item in result}
-        for name in sums:
-            if not (self.unfinished / name).is_file():
-                raise OSError(
-                    f"{self.unfinished / name}: written by another process but not visible here; "
-                    "the run folder must be on a file system that all machines share"
-                )
         with report_full_disk(self._final, _REMEDY):
             refuse_existing(self._final)
-            for path in list(self.unfinished.iterdir()):
-                if path.name not in sums:  # left by a killed run with more processes
-                    path.unlink()
             write_all_but_tensors(self.unfinished, self._contents)
             seal(self.unfinished, known=sums)
             finish_folder(self.unfinished, self._final)

@@ -51,8 +51,9 @@ from zipflm.studies.protocol import describe_request, describe_training
 from zipflm.studies.report import require_report_folder, write_report
 from zipflm.studies.study import SplitText, Study, Tried, build_study
 from zipflm.training import distributed, throughput
-from zipflm.training.distributed import Process, described
-from zipflm.training.setup import check_data
+from zipflm.training.checks import check_data
+from zipflm.training.distributed import Process
+from zipflm.training.failures import described
 from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run

@@ -20,7 +20,7 @@ from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report
 from zipflm.settings import UnknownKey
 from zipflm.studies.paper import REFERENCE
-from zipflm.training.setup import in_updates
+from zipflm.training.checks import in_updates
 
 Equal = Literal["updates", "text", "seconds"]
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")

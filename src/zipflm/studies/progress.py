@@ -148,12 +148,12 @@ class Display:
         return Group(bar, Text(one_line(self.line(member))))
 
     def _warnings(self) -> list[str]:
-        """Return warnings about schedules that end too early, slow training and a busy machine."""
+        """Return warnings about schedules that end too early and slow training."""
         members = list(self.members.values())
         schedules = [high_end_warning(member.plan.config) for member in members]
         subject = "this study" if len(members) > 1 else "this member"
         slow = throughput.slow_cpu_warning(sum(member.work_left for member in members), subject)
-        lines = [*dict.fromkeys(schedules), slow, throughput.load_warning()]
+        lines = [*dict.fromkeys(schedules), slow]
         return [line for line in lines if line is not None]
 
     def _on_scoring(self, task: str, done: int, total: int | None) -> None:

@@ -8,7 +8,7 @@ at the same time. Only one checkpoint is saved at a time.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from zipflm.data.batches import Batch
 from zipflm.runs.checkpoint import Contents, checkpoint_path
 from zipflm.runs.records import TrainingState, Validation
 from zipflm.runs.sharded import ShardWriter
-from zipflm.storage import atomic_write
 from zipflm.training import optimizers
 from zipflm.training.distributed import Process
 from zipflm.training.setup import Run
@@ -55,10 +52,6 @@ class BackgroundSaving:
         done = async_save(local, storage_writer=writer, process_group=self._group)
         assert isinstance(done, Future)
         self._saving = writer, done
-
-    @property
-    def is_done(self) -> bool:
-        return self._saving is None or self._saving[1].done()
 
     def wait(self) -> OSError | None:
         """Wait for the save. If it failed, return the error, which is the same in all processes."""
@@ -98,18 +91,10 @@ class Saver:
         """Keep the newest `keep` checkpoints and the best one, or all if `keep` is 0."""
         self._run, self._keep = run, keep
         self.newest: int = run.update
-        """Update of the newest saved checkpoint; 0 if there is none."""
-        self._is_proven = run.update == 0
+        """Update of the newest saved checkpoint, or 0."""
         self._background = BackgroundSaving(run.process) if run.process.world_size > 1 else None
         self._saving: TrainingState | None = None
         """State of the checkpoint that is being saved in the background."""
-
-    def unproven(self) -> int | None:
-        """Return the update of the newest checkpoint if it is not known to be good."""
-        # Wait first, so that all processes return the same value.
-        self.wait()
-        self.prune_if_proven(self._run.tally.last_good)
-        return None if self._is_proven else self.newest
 
     def save(self, valid: Validation | None, required: bool) -> None:
         """Write a checkpoint, unless the last update was skipped because its loss was not finite.
@@ -126,6 +111,9 @@ class Saver:
             return
         with run.log.status("saving"):
             self.wait()
+            if not skipped:
+                # The newest checkpoint is good, because an update after it was not skipped.
+                self._prune()
             state = _state(run, valid)
             if self._background is None:
                 self._finish(state, _try_save(run, state), required)
@@ -142,14 +130,6 @@ class Saver:
         state, self._saving = self._saving, None
         self._finish(state, self._background.wait(), required)
 
-    def prune_if_proven(self, last_good: int | None) -> None:
-        """Remove old checkpoints once an update after the newest one was not skipped."""
-        if self._background is not None and self._background.is_done:
-            self.wait()
-        if not self._is_proven and last_good is not None and last_good > self.newest:
-            self._is_proven = True
-            self._prune()
-
     def close(self) -> None:
         """Wait for the background save and release its group."""
         if self._background is not None:
@@ -159,8 +139,8 @@ class Saver:
     def _finish(self, state: TrainingState, failure: OSError | None, required: bool) -> None:
         run = self._run
         if failure is None:
-            self.newest, self._is_proven = state.update, state.is_proven
-            if self._is_proven:
+            self.newest = state.update
+            if state.is_proven:
                 self._prune()
             return
         good = run.folder.checkpoints()
@@ -199,7 +179,7 @@ def _state(run: Run, valid: Validation | None) -> TrainingState:
     tally, data = run.tally, run.data
     return TrainingState(
         update=run.update,
-        place=run.stream.place,
+        place=run.stream.position,
         seconds=tally.seconds,
         compile_seconds=tally.compile_seconds,
         cpu_seconds=tally.cpu_seconds,
@@ -229,27 +209,20 @@ def _contents(run: Run, state: TrainingState) -> Contents:
     )
 
 
-def stop_if_bad(run: Run, saver: Saver, batches: Sequence[Batch]) -> None:
-    """After too many bad updates in a row, save the batches and raise ValueError.
+def stop_if_bad(run: Run, saver: Saver) -> None:
+    """Raise ValueError after too many bad updates in a row.
 
     The message is the same in all processes, so a study counts it as one failure.
     """
-    if run.tally.skipped_in_a_row < run.config.training.max_bad_updates:
+    tally, max_bad = run.tally, run.config.training.max_bad_updates
+    if tally.skipped_in_a_row < max_bad:
         return
-    tensors = {}
-    for index, batch in enumerate(batches):
-        for name in ("words", "targets", "scored"):
-            tensors[f"{index}/{name}"] = getattr(batch, name).cpu()
-    with atomic_write(run.folder.path / f"bad-batch-{run.process.rank}.safetensors") as path:
-        save_file(tensors, path)
-    ranks = "0" if run.process.world_size == 1 else "*"
     remedy = "lower the learning rate, or use training.dtype=bfloat16 or float32"
-    unproven = saver.unproven()
-    if unproven:
-        newest = checkpoint_path(run.folder.checkpoints_path, unproven)
+    saver.wait()
+    if 0 < saver.newest >= tally.update - tally.skipped_in_a_row:
+        newest = checkpoint_path(run.folder.checkpoints_path, saver.newest)
         remedy += f"; {newest} may also be bad: remove it to resume from the previous one"
     raise ValueError(
-        f"training.max_bad_updates={run.config.training.max_bad_updates}: this many updates in a "
-        f"row had a non-finite loss or gradient, up to update {run.update}; the last batch is in "
-        f"{run.folder.path}/bad-batch-{ranks}.safetensors; {remedy}"
+        f"training.max_bad_updates={max_bad}: this many updates in a row had a non-finite loss or "
+        f"gradient, up to update {run.update}; {remedy}"
     )

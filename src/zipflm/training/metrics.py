@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -46,8 +47,6 @@ class Tally:
     since_report: SinceReport = field(default_factory=SinceReport)
     stop: bool = False
     """True if a process received a request to stop."""
-    last_good: int | None = None
-    """Number of the last update since the start or resumption that was not skipped."""
 
     def __post_init__(self) -> None:
         self.resume()
@@ -63,7 +62,6 @@ class Tally:
                 self.skipped_in_a_row += 1
                 continue
             self.skipped_in_a_row = 0
-            self.last_good = self.update
             since.nll += result.nll
             since.tokens += int(result.tokens)
             since.words += int(result.words)
@@ -107,11 +105,13 @@ class Log:
         self._bar: Progress | None = None
         self.output_closed = False
         """True if the reader of stdout has exited (`| head`, or a `| tee` stopped by Ctrl-C)."""
-        self._make_events = _event_writer() if tensorboard and not is_silent else None
+        self._tensorboard = tensorboard and not is_silent
         self._events: Any = None
 
     def start(self, update: int) -> None:
-        """Start the progress bar if stdout is a terminal."""
+        """Open the TensorBoard log if requested. Start the bar if stdout is a terminal."""
+        if self._tensorboard:
+            self._events = _event_writer(self._run.path / "tensorboard")
         if sys.stdout.isatty() and not self._is_silent:
             columns = (
                 TextColumn("update"),
@@ -132,11 +132,9 @@ class Log:
             self._bar.update(self._task, completed=update)
 
     @contextmanager
-    def status(self, text: str, line: str = "") -> Iterator[None]:
-        """Show `text` next to the bar; without a bar, print `line` first."""
+    def status(self, text: str) -> Iterator[None]:
+        """Show `text` next to the bar, if there is one."""
         if self._bar is None:
-            if line:
-                self.info(line)
             yield
             return
         self._bar.update(self._task, stage=f"  {text} ...", refresh=True)
@@ -172,8 +170,7 @@ class Log:
         except OSError as error:  # a full disk must not stop the run
             self.info(f"could not write to {self._run.log_path} ({error}); training continues")
         self.info(as_text(line, self._max_updates))
-        if self._make_events is not None:
-            self._events = self._events or self._make_events(self._run.path / "tensorboard")
+        if self._events is not None:
             self._add_events(line)
 
     def _add_events(self, line: LogLine) -> None:
@@ -234,7 +231,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-def _event_writer() -> Any:
+def _event_writer(path: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -242,4 +239,4 @@ def _event_writer() -> Any:
             "training.tensorboard=true: the package is not installed; pip install "
             "tensorboard, or leave it off: log.jsonl has the same numbers"
         ) from None
-    return SummaryWriter
+    return SummaryWriter(path)

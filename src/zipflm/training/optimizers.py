@@ -24,9 +24,6 @@ from zipflm.training.nesterov import NesterovMomentum
 if TYPE_CHECKING:
     from zipflm.runs.sharded import StoredTensors
 
-_STATE = ("momentum_buffer", "step", "exp_avg", "exp_avg_sq")
-"""Names of the state tensors that the optimizers keep per weight."""
-
 TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
 """Parts of the names of weights with one row per word, byte or class."""
 
@@ -184,11 +181,6 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
         if full_name.startswith(PREFIX):
             continue
         name, _, key = full_name.rpartition("/")
-        if key not in _STATE:
-            raise ValueError(
-                f"optimizer state {full_name}: unknown; the checkpoint was written by another "
-                "version of zipflm; resume it with that version, or only evaluate it"
-            )
         param = params[name]
         if shape == tuple(param.shape):
             tensors[full_name] = torch.zeros_like(param)

@@ -1,34 +1,30 @@
-"""Set up a run before its first update: checks, model, optimizers and position in the data."""
+"""Set up a run before its first update: checkpoint, model, optimizers and position in the data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from zipflm import __version__
-from zipflm.config import Config, require
-from zipflm.data.batches import Batches
-from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
-from zipflm.data.vocabulary import CONTINUES
+from zipflm.config import Config
+from zipflm.data.folder import DataFolder
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import empty_model, first_values
 from zipflm.runs.provenance import origin_of
-from zipflm.runs.records import Place, TrainingState
-from zipflm.settings import to_dict
+from zipflm.runs.records import ImportedState, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.carried_state import carried_state
+from zipflm.training.checks import SAME, require_weights_of
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
-from zipflm.training.schedule import high_end_warning, stretched
+from zipflm.training.schedule import high_end_warning
 from zipflm.training.step import Learner, build_learner
 from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, tokens_per_batch
 
@@ -47,10 +43,6 @@ class Run:
     log: Log
     update: int
     """Number of updates done."""
-    compiled_blocks: set[int] = field(default_factory=set)
-    """Block lengths for which the model has been compiled."""
-    seconds_per_scored_word: float = 0.0
-    """Measured in the last validation; 0 before the first one."""
     whole_validation: bool = True
     """Score the whole validation set when a checkpoint is saved and at the end."""
     best_loss: float | None = None
@@ -77,121 +69,6 @@ class Run:
         return self.should_stop_early or has_improved
 
 
-# A text with more continuation marks (subword-nmt's @@) than this is already split into pieces.
-_SHARE_OF_CONTINUED_WORDS = 0.05
-
-
-def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None) -> Config:
-    """Return the config with its length in updates.
-
-    Raises ValueError if it does not match the data or the initial weights.
-    """
-    if initial is not None:
-        check_initial(initial, config, data)
-    check_data(config, data)
-    return in_updates(config, data)
-
-
-def check_data(config: Config, data: DataFolder) -> None:
-    """Raise ValueError if the config and the data do not match."""
-    if config.batches.unit != data.unit:
-        remedy = "with --bpe" if config.batches.unit == "bpe" else "without --bpe"
-        raise ValueError(
-            f"{data.path}: the unit is {data.unit}, but {config.name} needs {config.batches.unit}; "
-            f"prepare a folder {remedy}, or choose another factorization"
-        )
-    train = data.facts.splits.get("train")
-    if train and data.unit == "word" and train.continued > _SHARE_OF_CONTINUED_WORDS * train.words:
-        raise ValueError(
-            f"{data.path}: {train.continued:,} of the {train.words:,} words of its training text "
-            f"end in {CONTINUES}: it is already split into pieces; prepare the text of whole words "
-            "with --bpe or --bpe-codes"
-        )
-    if config.vocab_size != len(data.vocabulary):
-        raise ValueError(
-            f"vocab_size={config.vocab_size}: {data.path} has {len(data.vocabulary)} ids; use "
-            "recipes.resolve or fit_vocabulary to fit the config to the folder"
-        )
-    require(
-        not config.training.patience or "valid" in data.splits,
-        "training.patience",
-        config.training.patience,
-        f"needs a validation set, but {data.path} has none; prepare it with --valid",
-    )
-
-
-def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:
-    """Raise ValueError unless a run can start from these weights."""
-    codes, splitting = initial.codes(), initial.splitting()
-    is_same = (
-        initial.vocabulary().hash == data.vocabulary.hash
-        and (codes and codes.hash) == (data.codes and data.codes.hash)
-        and splitting == data.splitting
-    )
-    if not is_same:
-        options = [f"--vocabulary {initial.path / VOCABULARY_FILE}"]
-        if codes is not None:
-            options.append(f"--bpe-codes {initial.path / CODES_FILE}")
-        raise ValueError(
-            f"{data.path}: not prepared with the vocabulary of {initial.path}; prepare the text "
-            f"again: zipflm prepare {' '.join(options)} {splitting}"
-        )
-    _require_weights_of(empty_model(config, data.vocabulary), initial)
-
-
-def in_updates(config: Config, data: DataFolder) -> Config:
-    """Return the config with its length in updates, converted from `training.epochs` if set."""
-    training = config.training
-    if not training.epochs:
-        return config
-    epochs_per_update, start = 0.0, 0.0
-    for end, block in (*training.stages, (1.0, config.batches.block)):
-        blocks = replace(config.batches.blocks, block=block)
-        tokens = data.tokens("train")
-        text = Batches(
-            tokens,
-            blocks,
-            max_tokens=config.batches.tokens,
-            shuffle=True,
-            streams=training.tokens_per_update // block,
-        )
-        batches = training.tokens_per_update / tokens_per_batch(config, block)
-        epochs_per_update += (end - start) * batches / text.num_batches
-        start = end
-    # Allow for rounding errors.
-    return stretched(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
-
-
-_SAME = "use the same command, data and packages in all processes"
-
-
-def check_processes(config: Config, data: DataFolder, process: Process) -> None:
-    """Raise ValueError in all processes if their number is not supported or their inputs differ."""
-    accumulation(config, process)  # raises if an update is not a whole number of batches
-    is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
-    require(
-        not (config.input.sparse and is_on_gpus),
-        "input.sparse",
-        True,
-        "sparse gradients need gloo, but several GPUs use NCCL; use one process or CPUs, or omit "
-        "input.sparse",
-    )
-    texts = {f"the {split} text": data.split(split).sha256 for split in data.splits}
-    packages = {"zipflm": __version__, "torch": torch.__version__}
-    same = {"the vocabulary": data.vocabulary.hash} | texts | packages | _flat(to_dict(config))
-    process.require_same(same, _SAME)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
 def overview(config: Config, process: Process) -> Iterator[str]:
     """Yield lines with the parameters of each part of the model and the batches of an update."""
     parts = config.params_by_part()
@@ -200,6 +77,8 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     for part, count in parts.items():
         yield f"  {part:{width}}  {count:>13,}"
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
+    if config.training.compile and config.decoder.is_compilable:
+        yield "the first update compiles the model, which can take several minutes"
     if config.training.tables == "sharded" and process.world_size > 1:
         rest = "; only the decoder is compiled" if config.training.compile else ""
         yield f"the tables are sharded over {process.world_size} devices{rest}"
@@ -235,27 +114,27 @@ def open_run(
     training = config.training
     log = Log(folder, training.max_updates, not process.is_first, training.tensorboard)
     # All processes read the folder before the first one changes it.
-    found = newest_valid(folder, process, log.info) if resume else None
-    if found is not None and _is_finished(config, found):
-        field = "max_updates" if found.update >= training.max_updates else "patience"
+    latest = newest_valid(folder, process, log.info) if resume else None
+    if latest is not None and _is_finished(config, latest):
+        field = "max_updates" if latest.update >= training.max_updates else "patience"
         log.info(
-            f"{folder.path}: already finished (update {found.update} of {training.max_updates}); "
+            f"{folder.path}: already finished (update {latest.update} of {training.max_updates}); "
             f"raise training.{field} to continue"
         )
         return None
     origin = None
-    if initial is not None and found is None:
+    if initial is not None and latest is None:
         origin = origin_of(initial)
-        process.require_same({"the initial weights": origin.weights}, _SAME)
+        process.require_same({"the initial weights": origin.weights}, SAME)
         process.run_on_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
     process.run_on_first(lambda: data.verify(*used))
     process.require_shared(folder.path)
-    done = found.update if found else 0
+    done = latest.update if latest else 0
 
     def open_folder() -> None:
         folder.open(config, data, done, throughput.device_name(process.device), origin)
-        for path in folder.set_aside(done) if found else ():
+        for path in folder.set_aside(done) if latest else ():
             log.info(f"moved the damaged checkpoint to {path}")
 
     process.run_on_first(open_folder)
@@ -264,7 +143,7 @@ def open_run(
     warnings = [high_end_warning(config)]
     if process.is_first and process.device.type == "cpu":
         flops = throughput.flops_left(config, data.vocabulary.counts, done)
-        warnings += [throughput.slow_cpu_warning(flops, config.name), throughput.load_warning()]
+        warnings += [throughput.slow_cpu_warning(flops, config.name)]
     for warning in filter(None, warnings):
         log.info(f"warning: {warning}")
     if origin is not None:
@@ -275,7 +154,7 @@ def open_run(
         "over more devices with training.parallel=fsdp"
     )
     with explain_out_of_memory(remedy):
-        return start(config, data, folder, process, log, found, initial)
+        return start(config, data, folder, process, log, latest, initial)
 
 
 def newest_valid(
@@ -286,28 +165,28 @@ def newest_valid(
     Each process verifies some of the files. Raises ValueError in all processes if every checkpoint
     is damaged, or if the processes do not see the same ones.
     """
-    found = folder.checkpoints()
+    checkpoints = folder.checkpoints()
     process.require_same(
-        {"the checkpoints' updates": [checkpoint.update for checkpoint in found]},
+        {"the checkpoints' updates": [checkpoint.update for checkpoint in checkpoints]},
         "the run folder must be on a file system that all machines share",
     )
 
     def problem_here(checkpoint: Checkpoint) -> str:
         try:
-            checkpoint.check(share=(process.rank, process.world_size))
+            checkpoint.verify(share=(process.rank, process.world_size))
         except (ValueError, OSError) as error:
             return str(error)
         return ""
 
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         problem = next(filter(None, process.all_gather(problem_here(checkpoint))), None)
         if problem is None:
             return checkpoint
         warn(f"{problem}; falling back to the previous checkpoint")
-    if found:
+    if checkpoints:
         raise ValueError(
-            f"{folder.path}: none of the {len(found)} checkpoints can be read; restore one of "
-            "them, or remove the folder to train again"
+            f"{folder.path}: none of the {len(checkpoints)} checkpoints can be read; restore one "
+            "of them, or remove the folder to train again"
         )
     return None
 
@@ -325,63 +204,53 @@ def start(
     folder: RunFolder,
     process: Process,
     log: Log,
-    found: Checkpoint | None,
+    latest: Checkpoint | None,
     initial: Checkpoint | None = None,
 ) -> Run:
-    """Continue after the checkpoint `found`, or start a new run with the weights of `initial` or
+    """Continue after the checkpoint `latest`, or start a new run with the weights of `initial` or
     random ones."""
     model = empty_model(config, data.vocabulary)
-    weights = found or initial
+    weights = latest or initial
     if weights is None:
         fill = partial(parallel.fill, model, first_values(model, config.training.seed))
     else:
         fill = partial(_load_weights, model, weights)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, fill)
-    counts_cpu = process.device.type == "cpu" and process.world_size == 1
-    if found is None:
-        tally = Tally(cpu_seconds=0.0 if counts_cpu else None)
-        stream = Stream(config, data.tokens("train"), process, Place(), block_at(config, 0))
-        learner.carried = carried_state(config, model, process, stream.block)
-        return Run(config, data, folder, process, learner, stream, tally, log, update=0)
-    state = found.state()
-    assert isinstance(state, TrainingState)  # `resume.check` rejects imported models
-    optimizers.load_tensors(learner.optimizers, model, found.stored_optimizer())
-    learner.scale.load(state.loss_scale)
-    tally = Tally(
-        update=state.update,
-        seconds=state.seconds,
-        compile_seconds=state.compile_seconds,
-        cpu_seconds=state.cpu_seconds if counts_cpu else None,
-        skipped=state.skipped,
-        skipped_in_a_row=state.skipped_in_a_row,
-        since_report=state.since_report,
-    )
-    log.info(f"resuming after update {state.update}")
-    block = block_at(config, state.update)
-    stream = Stream(config, data.tokens("train"), process, state.place, block)
+    state = None if latest is None else latest.state()
+    assert not isinstance(state, ImportedState)  # rejected by `resume.check`
+    tally, position = Tally(cpu_seconds=0.0), Position()
+    if state is not None:
+        log.info(f"resuming after update {state.update}")
+        position = state.place
+        tally = Tally(
+            update=state.update,
+            seconds=state.seconds,
+            compile_seconds=state.compile_seconds,
+            cpu_seconds=state.cpu_seconds,
+            skipped=state.skipped,
+            skipped_in_a_row=state.skipped_in_a_row,
+            since_report=state.since_report,
+        )
+    if process.device.type != "cpu" or process.world_size > 1:
+        tally.cpu_seconds = None
+    block = block_at(config, tally.update)
+    stream = Stream(config, data.tokens("train"), process, position, block)
     learner.carried = carried_state(config, model, process, block)
-    if learner.carried is not None and stream.place == state.place:  # the same rows continue
-        learner.carried.load(found.stored_optimizer())
-    run = Run(config, data, folder, process, learner, stream, tally, log, state.update)
-    run.best_loss, run.since_best = state.best_loss, state.since_best
+    run = Run(config, data, folder, process, learner, stream, tally, log, tally.update)
+    if latest is not None and state is not None:
+        stored = latest.stored_optimizer()
+        optimizers.load_tensors(learner.optimizers, model, stored)
+        learner.scale.load(state.loss_scale)
+        if learner.carried is not None and stream.position == position:  # the same rows continue
+            learner.carried.load(stored)
+        run.best_loss, run.since_best = state.best_loss, state.since_best
     return run
 
 
 def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    _require_weights_of(model, checkpoint)
+    require_weights_of(model, checkpoint)
     checkpoint.stored_weights().load_into(model.state_dict())
-
-
-def _require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    stored = checkpoint.stored_weights()
-    needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(needed.keys() | stored.shapes.keys()):
-        if needed.get(name) != stored.shapes.get(name):
-            raise ValueError(
-                f"{checkpoint.path}: {name} is {stored.shapes.get(name, 'missing')}, but the model "
-                f"needs {needed.get(name, 'none')}; use a checkpoint of the same model"
-            )
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -19,7 +19,7 @@ from zipflm.data.batches import Batch, Batches
 from zipflm.data.loader import Loader
 from zipflm.data.token_file import Tokens
 from zipflm.data.vocabulary import PAD
-from zipflm.runs.records import Place
+from zipflm.runs.records import Position
 from zipflm.training.distributed import Process
 
 
@@ -47,11 +47,10 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
     per_step = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
     if requested % (common := math.lcm(*per_step.values())):
         short = next(b for b, tokens in per_step.items() if requested % tokens)
-        batch = _describe_batch(config, short)
         nearest = max(round(requested / common), 1) * common
         raise ValueError(
-            f"training.tokens_per_update={requested}: not a multiple of the {per_step[short]} "
-            f"tokens that {process.world_size} device(s) x {batch} process at once; use "
+            f"training.tokens_per_update={requested}: not a multiple of {per_step[short]}, the "
+            f"tokens that {process.world_size} device(s) process at once in blocks of {short}; use "
             f"training.tokens_per_update={nearest}, or change batches.tokens"
         )
     return _batches_per_update(config, block or config.batches.block) // process.world_size
@@ -68,27 +67,22 @@ def _batches_per_update(config: Config, block: int) -> int:
     return config.training.tokens_per_update // tokens_per_batch(config, block)
 
 
-def _describe_batch(config: Config, block: int) -> str:
-    tokens = tokens_per_batch(config, block)
-    if tokens == config.batches.tokens:
-        return f"batches.tokens={tokens}"
-    return f"{tokens} tokens (whole blocks of {block} in batches.tokens={config.batches.tokens})"
-
-
 class Stream:
     """Endless training batches for this process, starting at a position."""
 
     def __init__(
-        self, config: Config, tokens: Tokens, process: Process, place: Place, block: int
+        self, config: Config, tokens: Tokens, process: Process, position: Position, block: int
     ) -> None:
         self._config, self._tokens, self._process = config, tokens, process
-        self._open(place, block)
+        self._open(position, block)
 
-    def _open(self, place: Place, block: int) -> None:
+    def _open(self, position: Position, block: int) -> None:
         share = _Share(self._config, self._tokens, self._process, block)
         self.block: int = block
         self._total = share.num_batches
-        self._consumed = place.epoch * self._total + place.consumed * self._total // place.total
+        self._consumed = (
+            position.epoch * self._total + position.consumed * self._total // position.total
+        )
         if self._config.batches.break_mode == "stream":
             # An update starts with the first group of rows, even if its size has changed.
             self._consumed -= self._consumed % _batches_per_update(self._config, block)
@@ -100,9 +94,9 @@ class Stream:
         self._batches = loader.epoch(0, self._consumed)
 
     @property
-    def place(self) -> Place:
+    def position(self) -> Position:
         """The position after the batches taken so far."""
-        return Place(*divmod(self._consumed, self._total), self._total)
+        return Position(*divmod(self._consumed, self._total), self._total)
 
     @property
     def is_at_start(self) -> bool:
@@ -118,7 +112,7 @@ class Stream:
         """Continue with blocks of this length."""
         if block != self.block:
             self.close()
-            self._open(self.place, block)
+            self._open(self.position, block)
 
     def next(self) -> Batch:
         """Return the next batch of this process. All processes must call this equally often."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import re
 import resource
@@ -33,11 +32,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
-        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not Linux
-        facts = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+        cpu_info = ""
+    model = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -98,17 +97,6 @@ def slow_cpu_warning(flops: float, name: str) -> str | None:
     return (
         f"no GPU: {name} needs about {format_duration(seconds)} here; try the presets tiny, demo "
         "or small, which are made for a CPU, or fewer updates (training.max_updates)"
-    )
-
-
-def load_warning() -> str | None:
-    """Return a warning if other processes keep the CPU busy; None otherwise."""
-    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if busy <= cores:
-        return None
-    return (
-        f"other processes keep this machine busy (load {busy:.1f} on {cores} cores): training will "
-        "be slower than on an idle machine"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -14,7 +13,15 @@ from zipflm.data.folder import DataFolder
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Sums
-from zipflm.training import STALL_SECONDS, distributed, optimizers, setup, step, throughput
+from zipflm.training import (
+    STALL_SECONDS,
+    checks,
+    distributed,
+    optimizers,
+    setup,
+    step,
+    throughput,
+)
 from zipflm.training.carried_state import carried_state
 from zipflm.training.checkpointing import Saver, stop_if_bad
 from zipflm.training.cuda_graphs import Updates
@@ -22,7 +29,7 @@ from zipflm.training.schedule import learning_rate
 from zipflm.training.setup import Run
 from zipflm.training.signals import StopSignal
 from zipflm.training.stream import block_at
-from zipflm.training.validation import seconds_left, validate
+from zipflm.training.validation import validate
 
 
 def train(
@@ -48,14 +55,14 @@ def train(
 
     Raises ValueError or OSError if the input is invalid. Saved checkpoints stay intact.
     """
-    config = setup.checked(config, data, initial)
+    config = checks.checked(config, data, initial)
     folder = RunFolder(out)
     with (
         distributed.started(device, stall_seconds) as process,
         StopSignal(is_alone=process.world_size == 1) as stop,
         process.enter_on_first(folder.lock()),
     ):
-        setup.check_processes(config, data, process)
+        checks.check_processes(config, data, process)
         run = setup.open_run(
             config, data, folder, process, resume=resume, other_text=other_text, initial=initial
         )
@@ -78,7 +85,6 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     # one.
     is_alone = run.process.world_size == 1
     updates, results = Updates(run.learner, run.config), step.ResultReader()
-    batches: list[Batch] = []
     run.log.start(run.update)
     tally.resume()
     while run.update < training.max_updates and not tally.stop and not run.should_stop_early:
@@ -89,15 +95,14 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         optimizers.set_rates(run.learner.optimizers, rate)
         # Dropout depends only on the update, so no random state has to be saved.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
-        previous, batches = batches, _next_batches(run)
-        with _compiling(run), tally.compiling(run.learner):
+        batches = _next_batches(run)
+        with tally.compiling(run.learner):
             result = updates(batches, stop.is_requested)
         run.update += 1
         stop.arm()
         run.log.advance(run.update)
         tally.add(results.send(result))
-        saver.prune_if_proven(tally.last_good)
-        stop_if_bad(run, saver, previous)
+        stop_if_bad(run, saver)
 
         is_last = run.update == training.max_updates
         should_report = is_last or _is_due(run.update, training.report_every) or run.update == 1
@@ -107,16 +112,12 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
             continue
         tally.add(results.drain())
         tally.pause()
-        saver.prune_if_proven(tally.last_good)
-        stop_if_bad(run, saver, batches)
+        stop_if_bad(run, saver)
         if should_report:
             run.log.report(_report(run, rate))
         valid = None
         if should_validate:
-            # Early stopping counts validations, so none can be cancelled.
-            can_cancel = is_alone and not is_last and not training.patience
-            cancelled = (lambda: stop.is_requested) if can_cancel else (lambda: False)
-            valid = validate(run, whole=should_save, is_cancelled=cancelled)
+            valid = validate(run, whole=should_save)
             if run.should_stop_early and not should_report:
                 run.log.report(_report(run, rate))
         if should_save or (should_validate and run.should_save):
@@ -124,7 +125,6 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         tally.resume()
     tally.pause()
     tally.add(results.drain())
-    saver.prune_if_proven(tally.last_good)
     saver.wait()
     if saver.newest < run.update:
         saver.save(None, required=True)
@@ -174,24 +174,11 @@ def _use_block(run: Run, block: int) -> None:
         learner.carried.reset()
 
 
-def _compiling(run: Run) -> AbstractContextManager[None]:
-    """Print a message if the next update compiles the model."""
-    if run.learner.compilation is None or run.stream.block in run.compiled_blocks:
-        return nullcontext()
-    run.compiled_blocks.add(run.stream.block)
-    blocks = f"blocks of {run.stream.block} tokens"
-    line = f"compiling the model for {blocks}; this can take several minutes"
-    return run.log.status("compiling", line)
-
-
 def _report(run: Run, rate: float) -> Report:
     config, device, tally = run.config, run.process.device, run.tally
     since = tally.take()
     sums, elapsed = Sums(since.nll, since.tokens, since.words), max(since.seconds, 1e-9)
     seconds_per_update = elapsed / max(since.updates, 1)
-    updates_left = config.training.max_updates - run.update
-    # Scoring a token takes about a third of the time of training on it.
-    estimate = seconds_per_update / config.training.tokens_per_update / 3
     first = run.learner.optimizers[0].param_groups[0]
     return Report(
         update=run.update,
@@ -208,7 +195,7 @@ def _report(run: Run, rate: float) -> Report:
         skipped=tally.skipped,
         block=run.stream.block,
         memory=throughput.peak_memory(device),
-        seconds_left=updates_left * seconds_per_update + seconds_left(run, estimate),
+        seconds_left=(config.training.max_updates - run.update) * seconds_per_update,
         flop_utilisation=_flop_utilisation(run, since.tokens / elapsed),
         compiled=run.learner.compiled,
         compile_seconds=tally.compile_seconds,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +11,6 @@ from numpy.typing import NDArray
 from zipflm.data.batches import Batches
 from zipflm.data.loader import Loader
 from zipflm.data.token_file import TokenArray, Tokens
-from zipflm.evaluation.progress import on_progress
 from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
@@ -28,33 +25,18 @@ validation takes less than a tenth of the time."""
 _MIN_WORDS = 2_000
 
 
-class _Cancelled(Exception):
-    pass
-
-
-def validate(
-    run: Run, *, whole: bool, is_cancelled: Callable[[], bool] = lambda: False
-) -> Validation | None:
+def validate(run: Run, *, whole: bool) -> Validation | None:
     """Score and report a sample of the validation set and, if `whole`, all of it.
 
-    Returns the result on the whole set, or None if it was not scored, does not exist, or
-    `is_cancelled` returned True during scoring. Checkpoints are compared on the whole set; learning
-    curves use the sample, which is always the same.
+    Returns the result on the whole set, or None if it was not scored or does not exist. Checkpoints
+    are compared on the whole set; learning curves use the sample, which is always the same.
     """
     if "valid" not in run.data.splits:
         return None
-
-    def check(*_: object) -> None:
-        if is_cancelled():
-            raise _Cancelled
-
-    try:
-        with on_progress(check), run.log.status("validating"):
-            return _validate(run, whole)
-    except _Cancelled:
-        return None
-    finally:
-        run.learner.model.train()
+    with run.log.status("validating"):
+        result = _validate(run, whole)
+    run.learner.model.train()
+    return result
 
 
 def _validate(run: Run, whole: bool) -> Validation | None:
@@ -68,26 +50,6 @@ def _validate(run: Run, whole: bool) -> Validation | None:
         return result
     needs_all = run.whole_validation and (whole or run.should_save)
     return _report(run, tokens, 1.0) if needs_all else None
-
-
-def seconds_left(run: Run, estimate: float) -> float:
-    """Estimate the time of the remaining validations.
-
-    `estimate` is the time per word to use before the first validation.
-    """
-    training = run.config.training
-    if "valid" not in run.data.splits:
-        return 0.0
-    share = _share(run)
-
-    def passes(every: int) -> int:
-        return (training.max_updates - 1) // every - (run.update - 1) // every if every else 0
-
-    scored = (passes(training.validate_every) + 1) * share
-    if share < 1 and run.whole_validation:
-        scored += passes(math.lcm(training.validate_every, training.checkpoint_every)) + 1
-    seconds = run.seconds_per_scored_word or estimate
-    return scored * run.data.split("valid").words * seconds
 
 
 def _share(run: Run) -> float:
@@ -119,9 +81,7 @@ def sample_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tok
 
 
 def _report(run: Run, tokens: Tokens, share: float) -> Validation:
-    start = time.perf_counter()
     sums = _scored(run, tokens)
-    run.seconds_per_scored_word = (time.perf_counter() - start) / max(sums.words, 1)
     result = Validation(
         update=run.update,
         seconds=run.tally.seconds,
