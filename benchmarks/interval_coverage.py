@@ -1,4 +1,4 @@
-"""Coverage of the 95 % intervals of a difference, on simulated texts of 60,000 words.
+"""Coverage of the 95% intervals of a difference, on simulated texts of 60,000 words.
 
     python benchmarks/interval_coverage.py [--trials 2000]
 

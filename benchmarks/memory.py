@@ -5,7 +5,7 @@
         --keys 80000000
 
 Weights, text and keys are random, which does not affect the time. Scoring with and without the
-cache alternates in one process. Claims: a cache of 2,000 costs at most 30 % of the speed on a CPU,
+cache alternates in one process. Claims: a cache of 2,000 costs at most 30% of the speed on a CPU,
 one of 10,000 at most half of it on a GPU; exact search among 80 million keys takes at most 10 ms
 per query on a GPU, for a batch of 8,192 queries.
 """

@@ -23,7 +23,7 @@ from torch.export import Dim, ExportedProgram
 
 import zipflm
 from zipflm.kernels import reference
-from zipflm.model.decoders.transformer import rotations
+from zipflm.model.decoders.positions import rotations
 
 
 class Scorer(nn.Module):

@@ -32,7 +32,7 @@ def test_loads_an_imported_run(imported_run):
 @pytest.mark.parametrize(
     ("preset", "options"),
     [
-        ("tiny/ADP-T", ["output.tail_dropout=0.1,0.2", "output.head_projection=true"]),
+        ("tiny/ADP-T", ["output.tail_dropout=0.2", "output.head_projection=true"]),
         ("tiny/CNN", ["input.markers=true", "decoder.norm_position=after"]),
     ],
 )
