@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import zipflm
+from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import MODELS, RunFolder, write_imported
 
 NAME = "state-of-the-union"
@@ -56,8 +56,8 @@ Perplexity per word, `</s>` and `<unk>` counted as words, in windows of {block} 
 | --- | ---: | ---: |
 {rows}
 
-It writes in the manner of these speeches and knows nothing else. The texts are works of the United
-States government, in the public domain.
+It generates text in the style of these speeches and knows nothing else. The texts are works of the
+United States government, in the public domain.
 """
 
 
@@ -72,10 +72,18 @@ def main(work: Path) -> None:
 
 def pack(run: Path, out: Path) -> None:
     """Write the newest checkpoint without its optimizer, in half precision."""
-    contents = RunFolder(run).choose("newest").read()
-    weights = {name: tensor.half() for name, tensor in contents.weights.items()}
+    checkpoint = RunFolder(run).choose("newest")
+    contents = Contents(
+        weights={name: tensor.half() for name, tensor in checkpoint.weights().items()},
+        optimizer={},
+        state=checkpoint.state(),
+        config=checkpoint.config(),
+        vocabulary=checkpoint.vocabulary(),
+        codes=None,
+        splitting=checkpoint.splitting(),
+    )
     shutil.rmtree(out, ignore_errors=True)
-    write_imported(out, replace(contents, weights=weights, optimizer={}))
+    write_imported(out, contents)
 
 
 def card(packed: Path, data: Path, run: RunFolder) -> str:
@@ -83,8 +91,8 @@ def card(packed: Path, data: Path, run: RunFolder) -> str:
     assert versions is not None
     rows = []
     for split in ("valid", "test"):
-        found = zipflm.evaluate(packed, data=data, split=split, device="cpu")
-        rows.append(f"| {split} | {found.perplexity:.2f} | {found.scores.protocol.words:,} |")
+        result = zipflm.evaluate(packed, data=data, split=split, device="cpu")
+        rows.append(f"| {split} | {result.perplexity:.2f} | {result.scores.protocol.words:,} |")
     return CARD.format(
         parameters=f"{config.num_params():,}",
         words=f"{config.vocab_size:,}",

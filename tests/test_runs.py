@@ -1,5 +1,6 @@
 """The whole pipelines under runs/, at toy size."""
 
+import importlib.util
 import shlex
 import shutil
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 from golden_files import GOLDEN
 from shell_blocks import Block, run_blocks
+
+import zipflm
 
 ROOT = Path(__file__).parents[1]
 TOY = """
@@ -44,3 +47,18 @@ def test_wikitext_2_runs_from_text_to_report(tmp_path):
     some = ("--factorizations", "BPE,ADP-T", "decoder.num_heads=2")
     said = run("wikitext-2.sh", tmp_path, "wiki.train.tokens", *some)
     assert f"report: {tmp_path}/out/study/report.html" in said
+
+
+@pytest.mark.slow
+def test_the_script_of_the_bundled_model_packs_a_model_with_its_card(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("script", ROOT / "runs/state_of_the_union.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    toy = dict(assignment.split("=") for assignment in TOY)
+    toy |= {"decoder.num_heads": "2", "batches.eval_context": "0"}
+    monkeypatch.setattr(script, "SETTINGS", script.SETTINGS | toy)
+    monkeypatch.setattr(script, "MODELS", tmp_path)
+    script.main(tmp_path / "work")
+    packed = tmp_path / script.NAME
+    assert zipflm.load(packed).perplexity("the Union") > 1
+    assert "| valid | " in (packed / "README.md").read_text()
