@@ -108,8 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
     result = measure(options.rows, options.dim, options.tokens, options.rounds, device)
     print("  ".join(f"{key}: {value}" for key, value in result["ratios"].items()))
     if options.json is not None:
-        facts = {"device": options.device, "torch": torch.__version__, "tokens": options.tokens}
-        options.json.write_text(json.dumps(facts | result, indent=1) + "\n")
+        metadata = {"device": options.device, "torch": torch.__version__, "tokens": options.tokens}
+        options.json.write_text(json.dumps(metadata | result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

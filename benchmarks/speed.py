@@ -101,11 +101,11 @@ def main(arguments: list[str] | None = None) -> None:
             print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     if options.json is not None:
         options.json.write_text(
-            json.dumps(_facts(options.device) | {"rows": rows}, indent=1) + "\n"
+            json.dumps(_metadata(options.device) | {"rows": rows}, indent=1) + "\n"
         )
 
 
-def _facts(device: str) -> dict[str, str]:
+def _metadata(device: str) -> dict[str, str]:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

@@ -13,11 +13,11 @@ from zipflm.settings import override
 
 
 def test_every_preset_works_with_both_recipes():
-    for dataset, facts in DATASETS.items():
+    for dataset, metadata in DATASETS.items():
         for factorization in FACTORIZATIONS:
             config = preset(dataset, factorization)
-            assert apply("paper", config, facts) is config
-            modern = apply("modern", config, facts)
+            assert apply("paper", config, metadata) is config
+            modern = apply("modern", config, metadata)
             assert isinstance(modern.training.optimizer, Muon)
             assert isinstance(modern.training.schedule, WarmupDecay)
             layers = modern.input, modern.output, modern.tie
@@ -38,10 +38,10 @@ def test_rejects_unknown_recipes():
 
 
 def test_modern_compiles_models_for_gpus():
-    for dataset, facts in DATASETS.items():
-        training = apply("modern", preset(dataset), facts).training
-        assert training.compile is not facts.is_for_a_cpu
-        assert training.dtype == ("float32" if facts.is_for_a_cpu else "bfloat16")
+    for dataset, metadata in DATASETS.items():
+        training = apply("modern", preset(dataset), metadata).training
+        assert training.compile is not metadata.is_for_a_cpu
+        assert training.dtype == ("float32" if metadata.is_for_a_cpu else "bfloat16")
 
 
 @pytest.mark.parametrize("recipe", ["paper", "modern"])

@@ -115,16 +115,16 @@ def splitting_of(
 ) -> Splitting:
     """Return the given rule, or the rule stored next to a vocabulary file."""
     from zipflm.config import PLAIN, Rule, Splitting
-    from zipflm.data.folder import CODES_FILE, FACTS_FILE, SPLITTING_FILE, read_facts
+    from zipflm.data.folder import CODES_FILE, METADATA_FILE, SPLITTING_FILE, read_metadata
     from zipflm.settings import read_record
 
     if words is not None and words not in get_args(Rule):
         raise ValueError(f"words={words}: choose from {', '.join(get_args(Rule))}")
     stored, folder = PLAIN, Path(vocabulary or "").parent
-    if vocabulary is not None and (folder / FACTS_FILE).is_file():
-        facts = read_facts(folder)
-        stored = facts.splitting
-        if facts.bpe is not None and bpe_codes is None:
+    if vocabulary is not None and (folder / METADATA_FILE).is_file():
+        metadata = read_metadata(folder)
+        stored = metadata.splitting
+        if metadata.bpe is not None and bpe_codes is None:
             raise ValueError(
                 f"vocabulary={fspath(vocabulary)}: contains sub-words; also pass its BPE codes, "
                 f"{folder / CODES_FILE}"
@@ -436,9 +436,9 @@ def _choice(checkpoint: Choice | str | None) -> Choice | None:
 
 def _vocabulary_files(folder: Path) -> tuple[Path, Path | None]:
     """Return the vocabulary and the BPE codes, if any, of a data folder, run or checkpoint."""
-    from zipflm.data.folder import CODES_FILE, FACTS_FILE, VOCABULARY_FILE
+    from zipflm.data.folder import CODES_FILE, METADATA_FILE, VOCABULARY_FILE
 
-    if not (folder / FACTS_FILE).is_file():
+    if not (folder / METADATA_FILE).is_file():
         from zipflm.runs.folder import locate
 
         folder = locate(folder, None)[1].path

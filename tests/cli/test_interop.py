@@ -28,8 +28,8 @@ def test_round_trip(run, tmp_path):
     assert output.startswith(f"{tmp_path / 'hf'}: tiny/ADP-T, update-00000004, ")
     output = zipflm_command("import", tmp_path / "hf", tmp_path / "back").output
     assert output.startswith(f"{tmp_path / 'back'}: tiny/ADP-T, ")
-    facts = json.loads(zipflm_command("export", run, tmp_path / "again", "--json").output)
-    assert facts["name"] == "tiny/ADP-T" and facts["checkpoint"] == "update-00000004"
+    metadata = json.loads(zipflm_command("export", run, tmp_path / "again", "--json").output)
+    assert metadata["name"] == "tiny/ADP-T" and metadata["checkpoint"] == "update-00000004"
     assert load_run(tmp_path / "back").weights_hash == load_run(run).weights_hash
 
 

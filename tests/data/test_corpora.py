@@ -110,7 +110,7 @@ def test_rejects_damaged_archive(offline, tmp_path, data):
 
 def test_bundled_corpus_has_fixed_sizes(tmp_path):
     folder = prepare_corpus(tmp_path / "d", "state-of-the-union")
-    sizes = {split: facts.tokens for split, facts in folder.facts.splits.items()}
+    sizes = {split: metadata.tokens for split, metadata in folder.metadata.splits.items()}
     assert sizes == {"train": 1_825_274, "valid": 100_985, "test": 96_571}
     assert len(folder.vocabulary) == 15_984
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from zipflm.data.folder import FORMAT, DataFolder, SplitFacts, read_facts
+from zipflm.data.folder import FORMAT, DataFolder, SplitMetadata, read_metadata
 from zipflm.settings import from_dict, to_dict
 
 FILES = ("checksums.json", "data.json", "bpe.codes", "vocabulary.txt", "train.tokens")
@@ -88,12 +88,12 @@ def test_verifies_only_named_splits(pieces):
 
 def test_rejects_folder_without_data_json(tmp_path):
     with pytest.raises(ValueError, match=f"^{tmp_path}: not a data folder .*zipflm prepare"):
-        read_facts(tmp_path)
+        read_metadata(tmp_path)
 
 
-def changed(facts, path, value):
-    """Return the facts as a dict with one value replaced, or removed if it is Ellipsis."""
-    values = to_dict(facts)
+def changed(metadata, path, value):
+    """Return the metadata as a dict with one value replaced, or removed if it is Ellipsis."""
+    values = to_dict(metadata)
     *parents, last = path.split(".")
     place = values
     for name in parents:
@@ -118,9 +118,9 @@ def changed(facts, path, value):
     ],
 )
 def test_invalid_data_json_error_names_field(word_data, tmp_path, path, value, message):
-    (tmp_path / "data.json").write_text(json.dumps(changed(word_data.facts, path, value)))
+    (tmp_path / "data.json").write_text(json.dumps(changed(word_data.metadata, path, value)))
     with pytest.raises(ValueError) as error:
-        read_facts(tmp_path)
+        read_metadata(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'data.json'}: {message}")
     assert str(error.value).endswith("; prepare the data again")
 
@@ -129,4 +129,4 @@ def test_invalid_data_json_error_names_field(word_data, tmp_path, path, value, m
 def test_rejects_token_file_outside_the_folder(word_data, name):
     values = to_dict(word_data.split("valid")) | {"file": name}
     with pytest.raises(ValueError, match="^file=.*: must be the name of a file in the folder"):
-        from_dict(SplitFacts, values)
+        from_dict(SplitMetadata, values)

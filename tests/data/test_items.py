@@ -63,7 +63,7 @@ def test_all_formats_match_text(tmp_path, form):
     ours, theirs = found.split("train"), expected.split("train")
     for field in ("sha256", "words_sha256", "bytes", "types", "unknown", "words", "sentences"):
         assert getattr(ours, field) == getattr(theirs, field), field
-    assert found.facts.options.ids and found.facts.options.min_count == 1
+    assert found.metadata.options.ids and found.metadata.options.min_count == 1
 
 
 @settings(max_examples=30)
@@ -107,7 +107,7 @@ def test_names_replace_ids(tmp_path, form):
     source = FORMS[form](tmp_path / form, [[1, 0], [1, 2]])
     found = folder(tmp_path, source, names=names)
     assert sequences_of(found) == [["one_item", "zero"], ["one_item", "two"]]
-    assert found.facts.options.names == str(names)
+    assert found.metadata.options.names == str(names)
 
 
 class Evil:

@@ -26,15 +26,15 @@ def lines(split):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_golden_text_matches_fairseq(tmp_path, processes):
     folder = prepare(tmp_path / "d", TEXTS, Options(min_count=1), processes=processes)
-    facts = json.loads((GOLDEN / "dataset.json").read_text())
+    metadata = json.loads((GOLDEN / "dataset.json").read_text())
     blocks = np.load(GOLDEN / "blocks.npz")
     assert (folder.path / "vocabulary.txt").read_bytes() == (GOLDEN / "dict.txt").read_bytes()
     for split in TEXTS:
         tokens = folder.tokens(split)
         assert np.array_equal(tokens.ids, blocks[f"{split}.ids"])
         assert np.array_equal(np.diff(tokens.offsets.astype(int)), blocks[f"{split}.sizes"])
-        assert folder.facts.splits[split].unknown == facts[split]["unk"]
-        assert tokens.num_sentences == facts[split]["lines"]
+        assert folder.metadata.splits[split].unknown == metadata[split]["unk"]
+        assert tokens.num_sentences == metadata[split]["lines"]
     assert folder.ends_word.all() and len(folder.ends_word) == 496
     folder.verify()
 
@@ -47,7 +47,7 @@ def test_golden_variants_match_fairseq(tmp_path, variant, options):
     golden = json.loads((GOLDEN / "dataset.json").read_text())["variants"][variant]
     folder = prepare(tmp_path / "d", TEXTS, options)
     assert len(folder.vocabulary) == golden["size"]
-    splits = folder.facts.splits
+    splits = folder.metadata.splits
     assert {split: splits[split].tokens for split in TEXTS} == golden["tokens"]
     assert {split: splits[split].unknown for split in TEXTS} == golden["unk"]
 
@@ -85,13 +85,13 @@ def test_bpe_pieces_join_to_the_words(tmp_path):
         ids = folder.tokens(split).ids.astype(int)
         expected = [w for line in lines(split) for w in [*line.split(), "</s>"]]
         found = np.split(ids, np.flatnonzero(ends[ids]) + 1)[:-1]
-        assert len(found) == len(expected) == folder.facts.splits[split].words
+        assert len(found) == len(expected) == folder.metadata.splits[split].words
         words = [join(vocabulary.words[i] for i in pieces) for pieces in found]
         known = [
             w if 3 not in pieces else "<unk>" for w, pieces in zip(expected, found, strict=True)
         ]
         assert words == known
-    assert folder.facts.splits["train"].unknown == sum(
+    assert folder.metadata.splits["train"].unknown == sum(
         line.split().count("<unk>") for line in lines("train")
     )
     again = prepare(tmp_path / "e", TEXTS, Options(bpe_codes=folder.path / "bpe.codes"))
@@ -194,7 +194,7 @@ def test_splitting_rules(tmp_path, splitting, words):
 
 
 def text_hash(folder, split="test"):
-    return folder.facts.splits[split].words_sha256
+    return folder.metadata.splits[split].words_sha256
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_unk_in_a_text_is_not_out_of_vocabulary(tmp_path, bpe):
     (tmp_path / "test.txt").write_text("ab <unk> b\n\u00e9 <unk>\n")
     splits = {name: [tmp_path / f"{name}.txt"] for name in ("train", "test")}
     options = Options(min_count=1) if bpe is None else Options(bpe=bpe)
-    facts = prepare(tmp_path / "d", splits, options).facts.splits["test"]
-    assert (facts.unknown, facts.out_of_vocabulary) == (3, 1)
+    metadata = prepare(tmp_path / "d", splits, options).metadata.splits["test"]
+    assert (metadata.unknown, metadata.out_of_vocabulary) == (3, 1)
 
 
 def test_out_of_vocabulary_with_unk_entry(tmp_path):
@@ -224,8 +224,10 @@ def test_out_of_vocabulary_with_unk_entry(tmp_path):
     (tmp_path / "dict.txt").write_text("the 10\n<unk> 5 #fairseq:overwrite\ncat 2\n")
     (tmp_path / "test.txt").write_text("the <unk> cat <unk> dog\n")
     options = Options(vocabulary=tmp_path / "dict.txt")
-    facts = prepare(tmp_path / "d", {"test": [tmp_path / "test.txt"]}, options).facts.splits["test"]
-    assert (facts.unknown, facts.out_of_vocabulary) == (1, 1)
+    metadata = prepare(tmp_path / "d", {"test": [tmp_path / "test.txt"]}, options).metadata.splits[
+        "test"
+    ]
+    assert (metadata.unknown, metadata.out_of_vocabulary) == (1, 1)
 
 
 class Terminal(io.StringIO):
@@ -235,9 +237,9 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("requested", "is_shown"), [(40, False), (41, True)])
 def test_summary_shows_missing_merges(bpe_data, requested, is_shown):
-    assert bpe_data.facts.bpe.merges == 40
-    facts = replace(bpe_data.facts, options=replace(bpe_data.facts.options, bpe=requested))
-    text = summary(DataFolder(bpe_data.path, facts, bpe_data.vocabulary))
+    assert bpe_data.metadata.bpe.merges == 40
+    metadata = replace(bpe_data.metadata, options=replace(bpe_data.metadata.options, bpe=requested))
+    text = summary(DataFolder(bpe_data.path, metadata, bpe_data.vocabulary))
     assert ("learned 40 of 41 merges" in text) == is_shown
 
 

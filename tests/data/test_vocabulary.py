@@ -38,10 +38,10 @@ def test_ids_match_fairseq(variant, arguments):
 
 def test_fairseq_dictionary_round_trip(tmp_path):
     vocabulary = Vocabulary.load(GOLDEN / "dict.txt")
-    facts = json.loads((GOLDEN / "dataset.json").read_text())["dictionary"]
-    assert len(vocabulary) == facts["size"]
-    assert vocabulary.words[:8] == facts["first8"]
-    assert vocabulary.words[-4:] == facts["last4"]
+    metadata = json.loads((GOLDEN / "dataset.json").read_text())["dictionary"]
+    assert len(vocabulary) == metadata["size"]
+    assert vocabulary.words[:8] == metadata["first8"]
+    assert vocabulary.words[-4:] == metadata["last4"]
     assert vocabulary == Vocabulary.from_counts(golden_counts(), min_count=1)
     vocabulary.save(tmp_path / "again.txt")
     assert (tmp_path / "again.txt").read_bytes() == (GOLDEN / "dict.txt").read_bytes()

@@ -41,7 +41,7 @@ def score_all(trained, data, place):
             np.savez(
                 place / f"{name}-{process.rank}.npz",
                 nll=found.scores.nll,
-                facts=[protocol.tokens, protocol.words, protocol.positions, protocol.eos],
+                metadata=[protocol.tokens, protocol.words, protocol.positions, protocol.eos],
             )
 
 
@@ -56,7 +56,7 @@ def test_every_process_gets_the_nll_of_a_single_one(trained, word_data, tmp_path
         for rank in range(count):
             with np.load(tmp_path / f"{name}-{rank}.npz") as found:
                 assert np.array_equal(found["nll"], alone.scores.nll), (name, rank)
-                assert found["facts"].tolist() == [
+                assert found["metadata"].tolist() == [
                     protocol.tokens,
                     protocol.words,
                     protocol.positions,

@@ -32,11 +32,11 @@ class Folder:
 
     def _update_data_json(self, path):
         """data.json also has the checksums of token files."""
-        facts_path = path.with_name("data.json")
-        self._changed[facts_path] = facts_path.read_bytes()
-        facts = json.loads(facts_path.read_bytes())
-        facts["splits"][path.stem]["sha256"] = file_hash(path)
-        facts_path.write_text(json.dumps(facts))
+        metadata_path = path.with_name("data.json")
+        self._changed[metadata_path] = metadata_path.read_bytes()
+        metadata = json.loads(metadata_path.read_bytes())
+        metadata["splits"][path.stem]["sha256"] = file_hash(path)
+        metadata_path.write_text(json.dumps(metadata))
 
     def touch(self, name):
         """Mark a file to be restored."""

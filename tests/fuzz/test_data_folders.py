@@ -25,7 +25,7 @@ def numbers(path):
     """Read everything in a data folder."""
     folder = DataFolder.open(path)
     folder.verify()
-    found = [folder.facts, folder.vocabulary.words, folder.vocabulary.counts.tolist()]
+    found = [folder.metadata, folder.vocabulary.words, folder.vocabulary.counts.tolist()]
     found.append(folder.ends_word.tolist())
     found.append(folder.codes and folder.codes.merges)
     for split in folder.splits:
@@ -39,9 +39,9 @@ def numbers(path):
 
 def require_consistent(path):
     folder = DataFolder.open(path)
-    assert (folder.facts.bpe is None) == (folder.codes is None)
-    for split, facts in folder.facts.splits.items():
-        assert facts.tokens == len(folder.tokens(split))
+    assert (folder.metadata.bpe is None) == (folder.codes is None)
+    for split, metadata in folder.metadata.splits.items():
+        assert metadata.tokens == len(folder.tokens(split))
 
 
 @pytest.fixture
@@ -157,9 +157,9 @@ def test_rejects_checksums_without_codes(copy):
 
 
 def test_rejects_unknown_splits(copy):
-    facts = json.loads((copy / "data.json").read_text())
-    facts["splits"]["dev"] = facts["splits"].pop("valid")
-    (copy / "data.json").write_text(json.dumps(facts))
+    metadata = json.loads((copy / "data.json").read_text())
+    metadata["splits"]["dev"] = metadata["splits"].pop("valid")
+    (copy / "data.json").write_text(json.dumps(metadata))
     seal(copy)
     with pytest.raises(ValueError, match="data.json: splits"):
         DataFolder.open(copy)

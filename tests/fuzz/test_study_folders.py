@@ -36,9 +36,9 @@ def studies(trained_runs, tmp_path):
 
 
 def altered_scores(rng, data):
-    """Return a valid archive with absurd numbers or other facts."""
+    """Return a valid archive with absurd numbers or other metadata."""
     with np.load(io.BytesIO(data)) as held:
-        nll, facts = held["nll"], str(held["facts"])
+        nll, metadata = held["nll"], str(held["metadata"])
     place = rng.randrange(len(nll))
     match rng.randrange(6):
         case 0:
@@ -50,13 +50,13 @@ def altered_scores(rng, data):
         case 3:
             nll = rng.choice([np.array("x"), np.zeros((0, 3)), np.zeros(10**5)])
         case 4:
-            facts = altered_json(rng, facts).decode("utf-8", "replace")
+            metadata = altered_json(rng, metadata).decode("utf-8", "replace")
         case _:
-            key = json.loads(facts)
+            key = json.loads(metadata)
             key["protocol"]["words"] += 1
-            facts, nll = json.dumps(key), np.append(nll, 1.0)
+            metadata, nll = json.dumps(key), np.append(nll, 1.0)
     file = io.BytesIO()
-    np.savez(file, nll=nll, facts=np.array(facts))
+    np.savez(file, nll=nll, metadata=np.array(metadata))
     return file.getvalue()
 
 
@@ -97,9 +97,9 @@ def test_fuzz_scores(studies, fuzz_seed, fuzz_seconds):
 def test_invalid_losses_are_scored_again(studies, loss):
     folder, data, before = studies[0]
     with np.load(folder.path / KEPT) as held:
-        nll, facts = held["nll"], held["facts"]
+        nll, metadata = held["nll"], held["metadata"]
     nll[3] = loss
-    np.savez(folder.path / KEPT, nll=nll, facts=facts)
+    np.savez(folder.path / KEPT, nll=nll, metadata=metadata)
     assert scored(folder.path, data) == before
 
 

@@ -93,14 +93,14 @@ def read_back(folder):
     return lines
 
 
-def require_facts(facts, lines, ids):
+def check_metadata(metadata, lines, ids):
     counts = Counter(word for line in lines for word in line)
-    assert facts.words == sum(counts.values()) + len(lines)
-    assert (facts.sentences, facts.types) == (len(lines), len(counts) + 1)
-    assert facts.bytes == sum(len(" ".join(line).encode()) + 1 for line in lines)
-    assert facts.continued == sum(n for word, n in counts.items() if word.endswith("@@"))
-    assert (facts.tokens, facts.unknown) == (len(ids), ids.count(3))
-    assert facts.out_of_vocabulary == ids.count(3) - counts["<unk>"]
+    assert metadata.words == sum(counts.values()) + len(lines)
+    assert (metadata.sentences, metadata.types) == (len(lines), len(counts) + 1)
+    assert metadata.bytes == sum(len(" ".join(line).encode()) + 1 for line in lines)
+    assert metadata.continued == sum(n for word, n in counts.items() if word.endswith("@@"))
+    assert (metadata.tokens, metadata.unknown) == (len(ids), ids.count(3))
+    assert metadata.out_of_vocabulary == ids.count(3) - counts["<unk>"]
 
 
 def attempt(rng, place, monkeypatch):
@@ -123,7 +123,7 @@ def attempt(rng, place, monkeypatch):
         folder.verify()
         assert lines is not None, "not refused"
         ids = folder.tokens("train").ids.tolist()
-        require_facts(folder.split("train"), lines, ids)
+        check_metadata(folder.split("train"), lines, ids)
         if pieces:
             require_same_words(read_back(folder), lines)
         else:

@@ -58,12 +58,12 @@ def test_states_survive_json():
 
 
 def test_latest_version_is_the_last_resumption():
-    facts = {"python": "3", "packages": {"torch": "2"}, "commit": None, "vocabulary": "v"}
-    facts["splitting"] = Splitting("words", lowercase=True)
-    started = Versions(**facts, text="first", data="a")
+    metadata = {"python": "3", "packages": {"torch": "2"}, "commit": None, "vocabulary": "v"}
+    metadata["splitting"] = Splitting("words", lowercase=True)
+    started = Versions(**metadata, text="first", data="a")
     assert started.latest is started
     resumed = tuple(
-        Resumption(**facts, text=t, data="b", update=u) for t, u in (("x", 2), ("y", 4))
+        Resumption(**metadata, text=t, data="b", update=u) for t, u in (("x", 2), ("y", 4))
     )
     versions = replace(started, resumed=resumed)
     assert versions.latest is resumed[-1] and versions.text == "first"

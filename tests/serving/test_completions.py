@@ -20,11 +20,11 @@ def test_models_are_listed(client, models):
     listed = client.models.list().data
     assert [model.id for model in listed] == ["words", "pieces"]
     assert client.models.retrieve("pieces").owned_by == "zipflm"
-    facts = listed[0].zipflm
-    assert facts["factorization"] == "ADP-T" and facts["unit"] == "word"
-    assert facts["words"] == models["words"].lm.vocabulary.num_words
-    assert sum(band["words"] for band in facts["bands"]) == facts["words"]
-    assert facts["bands"][0]["first"] == 1 and facts["perplexity"] is None
+    metadata = listed[0].zipflm
+    assert metadata["factorization"] == "ADP-T" and metadata["unit"] == "word"
+    assert metadata["words"] == models["words"].lm.vocabulary.num_words
+    assert sum(band["words"] for band in metadata["bands"]) == metadata["words"]
+    assert metadata["bands"][0]["first"] == 1 and metadata["perplexity"] is None
 
 
 @pytest.mark.parametrize("name", ["words", "pieces"])

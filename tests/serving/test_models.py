@@ -38,9 +38,9 @@ def test_model_entries(word_data, bpe_data, label):
     lm = loaded(bpe_data if label.startswith("BPE") else word_data, label)
     entry = make_served_model("it", lm).entry
     assert entry.id == "it" and entry.object == "model"
-    facts = entry.zipflm
-    assert facts["factorization"] == label and facts["perplexity"] is None
-    assert facts["bands"][0]["first"] == 1 and facts["bands"][0]["name"] == "head"
-    assert facts["bands"][-1]["last"] == facts["words"] == lm.vocabulary.num_words
-    edges = [(band["first"], band["last"]) for band in facts["bands"]]
+    metadata = entry.zipflm
+    assert metadata["factorization"] == label and metadata["perplexity"] is None
+    assert metadata["bands"][0]["first"] == 1 and metadata["bands"][0]["name"] == "head"
+    assert metadata["bands"][-1]["last"] == metadata["words"] == lm.vocabulary.num_words
+    edges = [(band["first"], band["last"]) for band in metadata["bands"]]
     assert all(before[1] + 1 == after[0] for before, after in zip(edges, edges[1:], strict=False))

@@ -89,9 +89,9 @@ def study(dataset="tiny", seeds=1, broken=""):
         for rank, label in enumerate(LABELS)
         for seed in range(1, seeds + 1)
     ]
-    facts = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
+    metadata = {"data": "data/", "updates": "100", "zipflm": "0.1.0"}
     return build_study(
-        members, text(), title="Factorizations of test", dataset=dataset, protocol=facts
+        members, text(), title="Factorizations of test", dataset=dataset, protocol=metadata
     )
 
 

@@ -58,11 +58,11 @@ def make_data(folder, *, twin=True, train=tuple(SENTENCES * 20)):
     return folder / "data"
 
 
-def change_facts(folder, change):
+def change_metadata(folder, change):
     """Change `data.json` and update its checksums."""
-    facts = json.loads((folder / "data.json").read_text())
-    change(facts)
-    (folder / "data.json").write_text(json.dumps(facts))
+    metadata = json.loads((folder / "data.json").read_text())
+    change(metadata)
+    (folder / "data.json").write_text(json.dumps(metadata))
     seal(folder)
 
 

@@ -179,11 +179,11 @@ def test_the_report_has_cpu_time_device_torch_and_commit(whole_study):
     for row in table["rows"]:
         (member,) = row["members"]
         assert 0 < member["cpu_seconds"] <= member["seconds"] and row["training_CPU_time"] > 0
-        versions, facts = member["versions"], table["protocol"]
-        assert versions["device"] and versions["device"] in facts["devices"]
+        versions, metadata = member["versions"], table["protocol"]
+        assert versions["device"] and versions["device"] in metadata["devices"]
         for text in (versions["device"], f"torch {versions['packages']['torch']}"):
-            assert text in facts["trained with"]
-        assert (versions["commit"] or "")[:12] in facts["trained with"]
+            assert text in metadata["trained with"]
+        assert (versions["commit"] or "")[:12] in metadata["trained with"]
 
 
 def test_opens_data_and_loads_models_once(data, whole_study):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
-from studies.study_runs import change_facts, count_loaded, report, validation
+from studies.study_runs import change_metadata, count_loaded, report, validation
 
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
@@ -53,7 +53,7 @@ def test_damaged_scores_are_recomputed(data, copy, damage):
     whole = kept.read_bytes()
     if damage == "too few words":
         with np.load(kept) as held:
-            np.savez(kept, nll=held["nll"][:-1], facts=held["facts"])
+            np.savez(kept, nll=held["nll"][:-1], metadata=held["metadata"])
     else:
         changed = {"cut short": whole[:1000], "no archive": b"x" * len(whole)}
         kept.write_bytes(changed[damage])
@@ -64,11 +64,11 @@ def test_damaged_scores_are_recomputed(data, copy, damage):
 def test_scores_of_another_text_are_not_reused(copy, own_data):
     valid, test = losses(copy, own_data, "valid"), losses(copy, own_data, "test")
 
-    def exchange(facts):
-        splits = facts["splits"]
+    def exchange(metadata):
+        splits = metadata["splits"]
         splits["valid"], splits["test"] = splits["test"], splits["valid"]
 
-    change_facts(own_data, exchange)
+    change_metadata(own_data, exchange)
     assert losses(copy, own_data, "valid") == test != valid
 
 

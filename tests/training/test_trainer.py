@@ -46,7 +46,7 @@ def test_reporting_and_validating_do_not_change_the_result(word_data, tmp_path):
 
 
 def test_trains_without_a_valid_set(word_data, tmp_path, monkeypatch):
-    splits = {"train": word_data.facts.splits["train"]}
+    splits = {"train": word_data.metadata.splits["train"]}
     monkeypatch.setattr(type(word_data), "splits", tuple(splits))
     run(word_data, tmp_path, "training.max_updates=2", "training.validate_every=1")
     assert validations(tmp_path) == [] and len(reports(tmp_path)) == 2

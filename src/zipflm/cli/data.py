@@ -117,7 +117,7 @@ def prepare(
     from zipflm import api
     from zipflm.cli.progress import progress_bar
     from zipflm.cli.summary import data_warnings, summary
-    from zipflm.data.folder import FACTS_FILE
+    from zipflm.data.folder import METADATA_FILE
 
     with cleanup_on_sigterm(), progress_bar() as report:
         folder = api.prepare(
@@ -143,6 +143,6 @@ def prepare(
             cache=cache,
             report=report,
         )
-    echo((folder.path / FACTS_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
+    echo((folder.path / METADATA_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
     for warning in data_warnings(folder):
         print_error(f"warning: {warning}")

@@ -12,13 +12,14 @@ _MAX_UNKNOWN = 0.05
 
 def summary(folder: DataFolder) -> str:
     """Describe the contents of a folder in a few lines."""
-    facts = folder.facts
-    vocabulary = facts.vocabulary
-    rule = "" if facts.splitting.is_plain else f", {facts.splitting}"
+    metadata = folder.metadata
+    vocabulary = metadata.vocabulary
+    rule = "" if metadata.splitting.is_plain else f", {metadata.splitting}"
     lines = [
-        f"{folder.path}: {vocabulary.size:,} ids ({facts.unit}{rule}), hash {vocabulary.hash[:16]}"
+        f"{folder.path}: {vocabulary.size:,} ids ({metadata.unit}{rule}), "
+        f"hash {vocabulary.hash[:16]}"
     ]
-    for name, split in facts.splits.items():
+    for name, split in metadata.splits.items():
         unknown = 100 * split.unknown / split.tokens
         files = len(split.sources)
         lines.append(
@@ -26,9 +27,9 @@ def summary(folder: DataFolder) -> str:
             f"{split.tokens:>13,} tokens  {split.sentences:>11,} sentences  "
             f"{split.types:>10,} types  {unknown:.2f}% unknown"
         )
-    if facts.splitting.is_plain and not facts.options.ids:
+    if metadata.splitting.is_plain and not metadata.options.ids:
         lines.append("  words are separated by spaces (use --words words to split off punctuation)")
-    requested, learned = facts.options.bpe, facts.bpe.merges if facts.bpe else 0
+    requested, learned = metadata.options.bpe, metadata.bpe.merges if metadata.bpe else 0
     if requested is not None and learned < requested:
         lines.append(
             f"  learned {learned:,} of {requested:,} merges: no remaining pair occurs more than "
@@ -39,7 +40,7 @@ def summary(folder: DataFolder) -> str:
 
 def data_warnings(folder: DataFolder) -> Iterator[str]:
     """Yield warnings about data that looks wrong."""
-    for name, split in folder.facts.splits.items():
+    for name, split in folder.metadata.splits.items():
         unknown = split.out_of_vocabulary / split.words
         if name != "train" and unknown > _MAX_UNKNOWN:
             yield (

@@ -27,7 +27,7 @@ from zipflm.storage import (
 )
 
 FORMAT = 3
-FACTS_FILE = "data.json"
+METADATA_FILE = "data.json"
 VOCABULARY_FILE = "vocabulary.txt"
 CODES_FILE = "bpe.codes"
 SPLITTING_FILE = "splitting.json"
@@ -35,7 +35,7 @@ SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocabularyFacts:
+class VocabularyMetadata:
     """The vocabulary of the folder."""
 
     size: int
@@ -47,7 +47,7 @@ class VocabularyFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitFacts:
+class SplitMetadata:
     """One split: its token file and counts of its text."""
 
     file: str
@@ -79,7 +79,7 @@ class SplitFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodesFacts:
+class CodesMetadata:
     """The BPE codes of the folder."""
 
     file: str
@@ -88,7 +88,7 @@ class CodesFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptionFacts:
+class PrepareOptions:
     """The options of `zipflm prepare` that were used."""
 
     min_count: int | None
@@ -102,17 +102,17 @@ class OptionFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFacts:
+class DataMetadata:
     """The contents of `data.json`."""
 
     format: int
     unit: Unit
     splitting: Splitting
     """Rule that split raw text into words."""
-    vocabulary: VocabularyFacts
-    splits: Mapping[str, SplitFacts]
-    options: OptionFacts
-    bpe: CodesFacts | None = None
+    vocabulary: VocabularyMetadata
+    splits: Mapping[str, SplitMetadata]
+    options: PrepareOptions
+    bpe: CodesMetadata | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -129,12 +129,12 @@ class DataFacts:
         )
 
 
-def read_facts(folder: Path) -> DataFacts:
+def read_metadata(folder: Path) -> DataMetadata:
     """Read `data.json`. Raises ValueError, naming file and field, if it is missing or invalid."""
-    path = folder / FACTS_FILE
+    path = folder / METADATA_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder}: not a data folder (no {FACTS_FILE}); create one with zipflm prepare"
+            f"{folder}: not a data folder (no {METADATA_FILE}); create one with zipflm prepare"
         )
     try:
         values = load_object(path.read_bytes())
@@ -142,7 +142,7 @@ def read_facts(folder: Path) -> DataFacts:
             raise ValueError(
                 f"format {quoted(values.get('format'))}, but this release reads {FORMAT}"
             )
-        return from_dict(DataFacts, values)
+        return from_dict(DataMetadata, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; prepare the data again") from None
 
@@ -150,9 +150,9 @@ def read_facts(folder: Path) -> DataFacts:
 class DataFolder:
     """A data folder, checked by `open`. Token files are mapped when needed."""
 
-    def __init__(self, path: Path, facts: DataFacts, vocabulary: Vocabulary) -> None:
+    def __init__(self, path: Path, metadata: DataMetadata, vocabulary: Vocabulary) -> None:
         self.path: Path = path
-        self.facts: DataFacts = facts
+        self.metadata: DataMetadata = metadata
         self.vocabulary: Vocabulary = vocabulary
 
     @classmethod
@@ -160,36 +160,36 @@ class DataFolder:
         """Open a folder from `zipflm prepare`. Raises ValueError or OSError if it is damaged."""
         path = Path(path)
         clear_abandoned(path)
-        facts = read_facts(path)
-        _require_sealed(path, facts)
-        return cls(path, facts, Vocabulary.load(path / VOCABULARY_FILE))
+        metadata = read_metadata(path)
+        _require_sealed(path, metadata)
+        return cls(path, metadata, Vocabulary.load(path / VOCABULARY_FILE))
 
     @property
     def unit(self) -> Unit:
         """Whether ids are words or BPE pieces."""
-        return self.facts.unit
+        return self.metadata.unit
 
     @property
     def splitting(self) -> Splitting:
         """Rule that split raw text into words."""
-        return self.facts.splitting
+        return self.metadata.splitting
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(self.facts.splits)
+        return tuple(self.metadata.splits)
 
     def tokens(self, split: str) -> TokenFile:
         """Return the tokens of a split, checked against the vocabulary of the folder."""
-        facts = self.split(split)
-        tokens = TokenFile(self.path / facts.file)
+        metadata = self.split(split)
+        tokens = TokenFile(self.path / metadata.file)
         if tokens.vocabulary_hash != self.vocabulary.hash:
             raise ValueError(
                 f"{tokens.path}: made with vocabulary {tokens.vocabulary_hash}, but the folder has "
                 f"{self.vocabulary.hash}; prepare the data again"
             )
-        if len(tokens) != facts.tokens:
+        if len(tokens) != metadata.tokens:
             raise ValueError(
-                f"{tokens.path}: {len(tokens)} tokens, but {FACTS_FILE} has {facts.tokens}; "
+                f"{tokens.path}: {len(tokens)} tokens, but {METADATA_FILE} has {metadata.tokens}; "
                 "prepare the data again"
             )
         return tokens
@@ -204,19 +204,19 @@ class DataFolder:
     @cached_property
     def codes(self) -> Codes | None:
         """The BPE codes, or None for a folder of words."""
-        return None if self.facts.bpe is None else Codes.load(self.path / CODES_FILE)
+        return None if self.metadata.bpe is None else Codes.load(self.path / CODES_FILE)
 
-    def split(self, split: str) -> SplitFacts:
-        """Return the facts of a split. Raises ValueError if the folder does not have it."""
+    def split(self, split: str) -> SplitMetadata:
+        """Return the metadata of a split. Raises ValueError if the folder does not have it."""
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
-        if split not in self.facts.splits:
+        if split not in self.metadata.splits:
             kind = {"train": "training", "valid": "validation"}.get(split, split)
             raise ValueError(
                 f"{self.path}: no {split} split, only {', '.join(self.splits)}; prepare the data "
                 f"again with a {kind} text"
             )
-        return self.facts.splits[split]
+        return self.metadata.splits[split]
 
     def verify(self, *splits: str) -> None:
         """Compare the token files of splits (default: all) with their checksums.
@@ -225,29 +225,30 @@ class DataFolder:
         if a file differs.
         """
         for split in splits or self.splits:
-            facts = self.split(split)
+            metadata = self.split(split)
             try:
-                verify_once(self.path, facts.file, {facts.file: facts.sha256})
+                verify_once(self.path, metadata.file, {metadata.file: metadata.sha256})
             except ValueError as error:
                 raise ValueError(f"{error}; prepare the data again") from None
 
 
-def _require_sealed(path: Path, facts: DataFacts) -> None:
+def _require_sealed(path: Path, metadata: DataMetadata) -> None:
     """Check the small files against `checksums.json`. Token files are checked by `verify`."""
     if not os.path.lexists(path / CHECKSUMS):
         raise ValueError(
             f"{path}: has no {CHECKSUMS}, so it is incomplete or from an earlier version of "
             "zipflm; prepare the data again"
         )
-    small = (FACTS_FILE, VOCABULARY_FILE, *((CODES_FILE,) if facts.bpe else ()))
+    small = (METADATA_FILE, VOCABULARY_FILE, *((CODES_FILE,) if metadata.bpe else ()))
     try:
         sums = read_checksums(path, small)
         for name in small:
             require_unchanged(path, name, sums)
-        for split in facts.splits.values():
+        for split in metadata.splits.values():
             if sums.get(split.file) != split.sha256:
                 raise ValueError(
-                    f"{path / CHECKSUMS}: damaged; it and {FACTS_FILE} disagree about {split.file}"
+                    f"{path / CHECKSUMS}: damaged; it and {METADATA_FILE} disagree about "
+                    f"{split.file}"
                 )
     except ValueError as error:
         raise ValueError(f"{error}; prepare the data again") from None

@@ -23,16 +23,16 @@ from zipflm.data.corpora import Report, corpus_texts
 from zipflm.data.encoding import Encoding, word_digests
 from zipflm.data.folder import (
     CODES_FILE,
-    FACTS_FILE,
     FORMAT,
+    METADATA_FILE,
     SPLITS,
     VOCABULARY_FILE,
-    CodesFacts,
-    DataFacts,
+    CodesMetadata,
     DataFolder,
-    OptionFacts,
-    SplitFacts,
-    VocabularyFacts,
+    DataMetadata,
+    PrepareOptions,
+    SplitMetadata,
+    VocabularyMetadata,
 )
 from zipflm.data.items import ARRAYS, are_arrays, item_names, load_names, scan_arrays
 from zipflm.data.scan import Errors, MapInOrder, Scan, map_in_processes, scan
@@ -137,17 +137,17 @@ def prepare(
                 codes = Codes.learn(scans["train"].word_counts(), options.bpe)
             if vocabulary is None:
                 vocabulary = _build_vocabulary(options, codes, scans["train"].word_counts())
-            split_facts = {
+            split_metadata = {
                 split: _write_split(folder, split, texts, scans[split], vocabulary, codes, report)
                 for split, texts in sources.items()
             }
         vocabulary.save(folder / VOCABULARY_FILE)
         if codes is not None:
             codes.save(folder / CODES_FILE)
-        facts = _facts(options, vocabulary, codes, split_facts)
-        write_record(folder / FACTS_FILE, facts)
-        seal(folder, {split.file: split.sha256 for split in split_facts.values()})
-    return DataFolder(Path(out), facts, vocabulary)
+        metadata = _metadata(options, vocabulary, codes, split_metadata)
+        write_record(folder / METADATA_FILE, metadata)
+        seal(folder, {split.file: split.sha256 for split in split_metadata.values()})
+    return DataFolder(Path(out), metadata, vocabulary)
 
 
 def prepare_corpus(
@@ -284,7 +284,7 @@ def _write_split(
     vocabulary: Vocabulary,
     codes: Codes | None,
     report: Report,
-) -> SplitFacts:
+) -> SplitMetadata:
     """Write the token file of a split and return its entry for data.json."""
     words = scanned.words
     encoding = Encoding(words, vocabulary, codes)
@@ -309,7 +309,7 @@ def _write_split(
     # The text itself may contain `<unk>`, which is not out of vocabulary.
     if vocabulary.id(SPECIALS[UNKNOWN]) != UNKNOWN:
         literal_unknown = 0
-    return SplitFacts(
+    return SplitMetadata(
         file=path.name,
         tokens=writer.num_tokens,
         words=num_words,
@@ -327,18 +327,21 @@ def _write_split(
     )
 
 
-def _facts(
-    options: Options, vocabulary: Vocabulary, codes: Codes | None, splits: Mapping[str, SplitFacts]
-) -> DataFacts:
-    return DataFacts(
+def _metadata(
+    options: Options,
+    vocabulary: Vocabulary,
+    codes: Codes | None,
+    splits: Mapping[str, SplitMetadata],
+) -> DataMetadata:
+    return DataMetadata(
         format=FORMAT,
         unit=options.unit,
         splitting=options.splitting,
-        vocabulary=VocabularyFacts(
+        vocabulary=VocabularyMetadata(
             size=len(vocabulary), words=vocabulary.num_words, hash=vocabulary.hash
         ),
         splits=dict(splits),
-        options=OptionFacts(
+        options=PrepareOptions(
             min_count=None if options.vocabulary else options.resolved_min_count,
             max_size=options.max_size,
             vocabulary=_name(options.vocabulary),
@@ -350,7 +353,7 @@ def _facts(
         ),
         bpe=None
         if codes is None
-        else CodesFacts(file=CODES_FILE, merges=len(codes.merges), hash=codes.hash),
+        else CodesMetadata(file=CODES_FILE, merges=len(codes.merges), hash=codes.hash),
     )
 
 

@@ -184,7 +184,7 @@ def score_split(
             memories=memories,
             share=share,
         )
-    seconds, facts = time.perf_counter() - started, folder.split(split)
+    seconds, metadata = time.perf_counter() - started, folder.split(split)
     # True if the model can read some words, but not predict them.
     has_input_words = run.config.num_predicted < run.config.vocab_size
     return Evaluation(
@@ -197,8 +197,8 @@ def score_split(
         vocabulary=run.vocabulary.hash,
         device=_device_name(chosen.device, share.world_size),
         num_bytes=_text_bytes(run.config, folder, split),
-        out_of_vocabulary=facts.out_of_vocabulary
-        + (scores.protocol.unk - facts.unknown if has_input_words else 0),
+        out_of_vocabulary=metadata.out_of_vocabulary
+        + (scores.protocol.unk - metadata.unknown if has_input_words else 0),
         splitting=folder.splitting,
     )
 
@@ -273,11 +273,11 @@ def _require_same_preparation(run: LoadedRun, folder: DataFolder) -> None:
 
 
 def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None:
-    facts = folder.split(split)
-    if folder.codes is not None and facts.continued > _SHARE_OF_CONTINUED_WORDS * facts.words:
+    metadata = folder.split(split)
+    if folder.codes is not None and metadata.continued > _SHARE_OF_CONTINUED_WORDS * metadata.words:
         raise ValueError(
-            f"{run} splits words into pieces, but {facts.continued} of the {facts.words} words of "
-            f"the text end in {CONTINUES}: it is already split; pass the original text instead"
+            f"{run} splits words into pieces, but {metadata.continued} of the {metadata.words} "
+            f"words of the text end in {CONTINUES}: it is already split; pass the original text instead"
         )
     if run.codes is None and run.config.batches.unit == "bpe" and folder.codes is None:
         ids = folder.tokens(split).ids
@@ -307,10 +307,10 @@ def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
 
 def _text_bytes(config: Config, folder: DataFolder, split: str) -> int:
     """Return the size of the text without the continuation marks and spaces inside words."""
-    facts = folder.split(split)
+    metadata = folder.split(split)
     if folder.unit == "bpe" or config.batches.unit == "word":
-        return facts.bytes
-    return facts.bytes - len(f"{CONTINUES} ") * facts.continued
+        return metadata.bytes
+    return metadata.bytes - len(f"{CONTINUES} ") * metadata.continued
 
 
 def _device_name(device: str, count: int) -> str:

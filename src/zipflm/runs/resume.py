@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zipflm.config import Config
-from zipflm.data.folder import FACTS_FILE, DataFolder
+from zipflm.data.folder import METADATA_FILE, DataFolder
 from zipflm.field_help import fields_of
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Provenance
@@ -27,7 +27,7 @@ def check(
             raise ValueError(
                 f"{run.path}: has checkpoints but no config.json; choose another folder"
             )
-        if (run.path / FACTS_FILE).exists():
+        if (run.path / METADATA_FILE).exists():
             raise ValueError(f"{run.path}: this is a data folder; choose another folder")
         return
     held = run.config()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zipflm.config import Config
-from zipflm.data.folder import DataFolder, SplitFacts
+from zipflm.data.folder import DataFolder, SplitMetadata
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
@@ -208,10 +208,10 @@ def _save(path: Path, key: dict[str, Any], scores: WordScores) -> None:
     path.parent.mkdir(exist_ok=True)
     metadata = json.dumps({"key": key, "protocol": to_dict(scores.protocol)})
     with atomic_write(path) as unfinished:
-        np.savez(unfinished, nll=scores.nll, facts=np.array(metadata))
+        np.savez(unfinished, nll=scores.nll, metadata=np.array(metadata))
 
 
-def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScores | None:
+def _find_saved(path: Path, key: dict[str, Any], split: SplitMetadata) -> WordScores | None:
     """Read scores with this key. Returns None if they are missing, damaged or have another key."""
     try:
         saved_key, scores = _read_saved(path, split)
@@ -220,10 +220,10 @@ def _find_saved(path: Path, key: dict[str, Any], split: SplitFacts) -> WordScore
     return scores if saved_key == key else None
 
 
-def _read_saved(path: Path, split: SplitFacts) -> tuple[dict[str, Any], WordScores]:
+def _read_saved(path: Path, split: SplitMetadata) -> tuple[dict[str, Any], WordScores]:
     require_file(path)
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        metadata, nll = load_object(str(archive["facts"])), archive["nll"]
+        metadata, nll = load_object(str(archive["metadata"])), archive["nll"]
     protocol = from_dict(ScoringProtocol, metadata["protocol"])
     counts = (protocol.tokens, protocol.words, protocol.unk)
     matches = counts == (split.tokens, split.words, split.unknown)

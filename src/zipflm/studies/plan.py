@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, require
 from zipflm.config.model import BY_LABEL
-from zipflm.data.folder import FACTS_FILE, DataFolder
+from zipflm.data.folder import METADATA_FILE, DataFolder
 from zipflm.messages import quoted
 from zipflm.presets import FACTORIZATIONS, dataset_of, parse_name
 from zipflm.presets.recipes import resolve
@@ -368,7 +368,7 @@ def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
     if it is missing.
     """
     path = words.path / BPE_FOLDER
-    if not (path / FACTS_FILE).is_file():
+    if not (path / METADATA_FILE).is_file():
         raise ValueError(
             f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "
             f"(zipflm prepare ... {words.splitting} --bpe 32000 --out {path}), or {otherwise}"

@@ -43,7 +43,7 @@ def check_data(config: Config, data: DataFolder) -> None:
             f"{data.path}: the unit is {data.unit}, but {config.name} needs {config.batches.unit}; "
             f"prepare a folder {remedy}, or choose another factorization"
         )
-    train = data.facts.splits.get("train")
+    train = data.metadata.splits.get("train")
     if train and data.unit == "word" and train.continued > _SHARE_OF_CONTINUED_WORDS * train.words:
         raise ValueError(
             f"{data.path}: {train.continued:,} of the {train.words:,} words of its training text "
