@@ -277,7 +277,8 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
     if folder.codes is not None and metadata.continued > _SHARE_OF_CONTINUED_WORDS * metadata.words:
         raise ValueError(
             f"{run} splits words into pieces, but {metadata.continued} of the {metadata.words} "
-            f"words of the text end in {CONTINUES}: it is already split; pass the original text instead"
+            f"words of the text end in {CONTINUES}: it is already split; pass the original text "
+            "instead"
         )
     if run.codes is None and run.config.batches.unit == "bpe" and folder.codes is None:
         ids = folder.tokens(split).ids
