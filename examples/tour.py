@@ -9,8 +9,8 @@ from pathlib import Path
 import zipflm
 
 
-def best_sentence(lm: zipflm.TrainedModel, lattice: list[dict[str, float]], beam: int = 4) -> str:
-    """Beam search with shallow fusion: add log p of each word to the scores of a recognizer."""
+def beam_search(lm: zipflm.TrainedModel, lattice: list[dict[str, float]], width: int = 4) -> str:
+    """Shallow fusion: add log p of each word to its score in a lattice of recognized words."""
     beams = [(0.0, "", lm.start())]
     for scores in lattice:
         pairs = [(hypothesis, word) for hypothesis in beams for word in scores]
@@ -19,7 +19,7 @@ def best_sentence(lm: zipflm.TrainedModel, lattice: list[dict[str, float]], beam
             (total + scores[word] + logprob, f"{text} {word}".strip(), state)
             for ((total, text, _), word), (logprob, state) in zip(pairs, advanced, strict=True)
         ]
-        beams = sorted(beams, key=lambda entry: entry[0], reverse=True)[:beam]
+        beams = sorted(beams, key=lambda entry: entry[0], reverse=True)[:width]
     return max(beams, key=lambda entry: entry[0] + lm.advance(entry[2], "\n")[0])[1]
 
 
@@ -30,8 +30,8 @@ def main(train: str, valid: str, out: str) -> None:
     lm = zipflm.load(run)
     print(*(f"{word.word} {word.logprob:.2f}" for word in lm.score("the cat sat on it").words))
     pairs = zip("the cat sat on the mat".split(), "a mat rat in a cat".split(), strict=True)
-    lattice = [{word: -0.7, sound: -0.6} for word, sound in pairs]
-    print("recognized:", best_sentence(lm, lattice))
+    lattice = [{word: -0.7, similar_word: -0.6} for word, similar_word in pairs]
+    print("recognized:", beam_search(lm, lattice))
     for text in lm.generate("the dog", max_new_tokens=20, num_return_sequences=2, seed=1):
         print("generated:", text.text.rstrip())
 

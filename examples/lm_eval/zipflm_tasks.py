@@ -1,7 +1,7 @@
-"""Functions for the two tasks in this folder. Importing this module registers zipflm's models.
+"""Functions for the two tasks in this folder. Importing this module registers zipflm models.
 
-`lm_eval` imports tasks before it loads a model, so `--tasks examples/lm_eval` is enough for
-`--model hf` to find zipflm's architecture.
+`lm_eval` imports tasks before it loads a model, so with `--tasks examples/lm_eval`, `--model hf`
+recognizes the architecture.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import zipflm.interop.huggingface  # noqa: F401  # registers the architecture
 _HERE = Path(__file__).parent
 
 
-def texts(text=None, **_):
+def load_texts(text=None, **_):
     """Return texts of one or more lines, with words separated by whitespace.
 
     Use `--metadata '{"text": "FILE"}'` to score a UTF-8 file of your own as one text.
@@ -24,23 +24,24 @@ def texts(text=None, **_):
     return {"test": Dataset.from_list([{"text": content.removesuffix("\n")}])}
 
 
-def endings(**_):
-    """Return line beginnings with two endings each, one of them correct."""
+def load_endings(**_):
+    """Return beginnings of lines with two endings each, one of them correct."""
     return {"test": Dataset.from_json(str(_HERE / "endings.jsonl"))}
 
 
-def whole_lines(doc):
-    """Return the text with a newline at the end."""
+def text_with_newline(doc):
     return doc["text"] + "\n"
 
 
-def whole_endings(doc):
-    """Return both endings with a newline at the end."""
+def endings_with_newline(doc):
     return [ending + "\n" for ending in doc["endings"]]
 
 
-def per_word(doc, results):
-    """Compute perplexity per word. Line ends are counted as words, as in `zipflm score`."""
+def count_words(doc, results):
+    """Return the log-likelihood and the number of words, from which lm_eval computes perplexity.
+
+    Line ends are counted as words, as in `zipflm score`.
+    """
     (log_likelihood,) = results
-    text = whole_lines(doc)
+    text = text_with_newline(doc)
     return {"word_perplexity": (log_likelihood, len(text.split()) + text.count("\n"))}
