@@ -151,7 +151,7 @@ def _options(
 
 @contextmanager
 def cleanup_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that temporary folders are removed."""
+    """Turn SIGTERM into SystemExit (status 143), so that temporary files are removed."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -174,7 +174,7 @@ def is_first_process() -> bool:
 
 @contextmanager
 def show_progress(unit: str = "tokens", *, is_hidden: bool = False) -> Iterator[None]:
-    """Show a progress bar for scoring, if stderr is a terminal and this is the first process."""
+    """Show a progress bar for scoring in the first process, if stderr is a terminal."""
     from zipflm.cli.progress import progress_bar
     from zipflm.evaluation.progress import on_progress
 
@@ -237,7 +237,7 @@ def _size(text: str) -> int:
 
 
 def Size(help: str, default: str | None = None) -> Any:
-    """An option for a number such as 500k or 5M."""
+    """Return an option for a number such as 500k or 5M."""
     return Option(help=help, parser=_size, metavar="SIZE", show_default=default or True)
 
 
@@ -257,7 +257,8 @@ Block = Annotated[int | None, Option(help="Block length in tokens.", show_defaul
 Context = Annotated[
     int | None,
     Option(
-        help="Number of tokens of each block after the first that are context and not scored.",
+        help="Number of tokens at the start of each block that are context and not scored. The "
+        "first block has none.",
         show_default="from the run",
     ),
 ]
@@ -271,10 +272,14 @@ StallSeconds = Annotated[
 ]
 Bands = Annotated[
     list[str] | None,
-    Option(help="Number of words per band, e.g. 5k/155k/100k,20k/40k/200k to try both."),
+    Option(
+        help="Sizes of the vocabulary bands (groups of words by frequency) to compare, e.g. "
+        "5k/155k/100k,20k/40k/200k."
+    ),
 ]
 TailDropout = Annotated[
-    list[str] | None, Option(help="Dropout rates of the tail bands to try, e.g. 0,0.2.")
+    list[str] | None,
+    Option(help="Dropout rates of the tail bands (all but the first) to compare, e.g. 0,0.2."),
 ]
 Seeds = Annotated[int, Option(help="Number of seeds to train each model with.")]
 Errors = Annotated[
@@ -284,8 +289,9 @@ Encoding = Annotated[str, Option(help="Encoding of the text: utf-8, latin-1, cp1
 Memory = Annotated[
     list[str] | None,
     Option(
-        help="Mix a memory with the model: cache, cache:2000 (the last 2,000 tokens) or a store "
-        "folder. Add settings after a comma, e.g. cache:2000,weight=0.2. Can be repeated."
+        help="Mix the model with a memory of earlier text: cache, cache:2000 (the last 2,000 "
+        "tokens) or a folder from `zipflm memory build`. Add settings after a comma, e.g. "
+        "cache:2000,weight=0.2. Can be repeated."
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]

@@ -129,7 +129,7 @@ def _show_model(config: Config, as_json: bool) -> None:
 
 
 def _show_paper(as_json: bool) -> None:
-    """Print parameter counts next to the paper's. Exit with status 1 if one differs."""
+    """Print parameter counts next to those in the paper. Exit with status 1 if any differ."""
     from zipflm.presets import from_name
     from zipflm.studies.paper import MODELS
 

@@ -48,7 +48,7 @@ def score(
     ] = None,
     *,
     per: Annotated[
-        str, Option(help="Print one row per word, line or document (file), or a total.")
+        str, Option(help="Print one row per word, line or document (file), or only a total.")
     ] = "word",
     output_format: Annotated[
         str, Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
@@ -68,7 +68,8 @@ def score(
         Option(help="Context to add before every line, or before every file with --lines running."),
     ] = "",
     lines: Annotated[
-        str, Option(help="Score lines as independent texts, or as one running text.")
+        str,
+        Option(help="Score each line as a text (independent) or each file as a text (running)."),
     ] = "independent",
     ends: Annotated[
         bool, Option("--ends/--no-ends", help="Include line ends in rows and sums.")
@@ -82,7 +83,7 @@ def score(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Print the natural log-probability of every word, line or file.
+    """Print the log-probability (natural by default) of every word, line or file.
 
     With --json, every row is a line of JSON.
     """
@@ -229,7 +230,7 @@ def rescore(
     ] = None,
     reference: Annotated[
         str | None,
-        Option(help="Reference transcripts; weights are tuned for the lowest word error rate."),
+        Option(help="Reference transcripts, to tune weights for the lowest word error rate."),
     ] = None,
     tune: Annotated[
         list[str] | None,

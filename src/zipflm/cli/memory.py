@@ -109,7 +109,7 @@ def tune(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Tune weight, temperature and window of memories. The default is a cache.
+    """Tune the weight, temperature and window of memories, by default of a cache.
 
     The values are saved in the run folder (cache) or in the store, and become the defaults. A cache
     with another window, such as cache:2000, also uses the tuned weight and temperature.

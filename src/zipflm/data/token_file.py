@@ -1,8 +1,9 @@
 """Token files: the memory-mapped ids of one split and the offsets of its sentences.
 
 Layout, little endian: a 128-byte header (magic, version, bytes per id, numbers of tokens and
-sentences, vocabulary size and hash), the ids in the smallest integer type, padding to a multiple
-of 8 bytes, then one uint64 offset per sentence start and the end of the last sentence.
+sentences, vocabulary size and hash), the ids in the smallest unsigned type that fits the
+vocabulary, padding to a multiple of 8 bytes, then one uint64 offset per sentence start and the end
+of the last sentence.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class TokenWriter:
         self.num_tokens: int = 0
         self.num_sentences: int = 0
         self._file = open(path, "w+b")
-        # Offsets go to a temporary file: a billion words have thirty million of them.
+        # Offsets go to a temporary file: a corpus of a billion words has thirty million sentences.
         self._offsets_path = f"{os.fspath(path)}.offsets"
         self._offsets = open(self._offsets_path, "w+b")
         self._file.write(b"\0" * _HEADER_SIZE)
