@@ -245,13 +245,28 @@ Overrides = Annotated[
     list[str] | None,
     Argument(help="Settings to change, e.g. decoder.num_layers=8, or @FILE with one per line."),
 ]
-Run = Annotated[str, Argument(help="A run folder, or one of its checkpoints.")]
+Run = Annotated[
+    str,
+    Argument(
+        help="A run folder or one of its checkpoints, or state-of-the-union (included in zipflm)."
+    ),
+]
+Model = Annotated[
+    str,
+    Argument(
+        help="A run folder or one of its checkpoints, state-of-the-union (included in zipflm), a "
+        "folder from `zipflm export`, or the id of such a model on the Hugging Face Hub."
+    ),
+]
 Checkpoint = Annotated[
     str | None,
     Option(help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"),
 ]
 Recipe = Annotated[
-    str, Option(help="Training recipe: paper (preset unchanged) or modern (Muon, rotary, ...).")
+    str,
+    Option(
+        help="Training recipe: paper (preset unchanged) or modern (Muon, rotary positions, ...)."
+    ),
 ]
 Block = Annotated[int | None, Option(help="Block length in tokens.", show_default="from the run")]
 Context = Annotated[

@@ -184,7 +184,9 @@ def compare(
             "`zipflm info`."
         ),
     ],
-    out: Annotated[str, Option(help="Study folder to create or continue.")],
+    out: Annotated[
+        str, Option(help="Folder for the runs and the report (a study), created or continued.")
+    ],
     factorizations: Annotated[
         list[str] | None,
         Option(
@@ -255,7 +257,7 @@ def compare(
         return
     with _progress_to_stderr(as_json):
         finished = api.compare(**request, device=device, stall_seconds=stall_seconds)
-    _conclude(finished, as_json)
+    _print_results(finished, as_json)
     if finished.stopped or finished.failures:
         raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)
 
@@ -270,7 +272,8 @@ def report(
     runs: Annotated[
         list[str],
         Argument(
-            help="Run folders or checkpoints; or one study folder, to write its report again."
+            help="Run folders or checkpoints; or one folder from `zipflm compare`, to write its "
+            "report again."
         ),
     ],
     *,
@@ -319,14 +322,14 @@ def report(
             checkpoint=checkpoint,
             device=device,
         )
-    _conclude(finished, as_json)
+    _print_results(finished, as_json)
 
 
 def _progress_to_stderr(as_json: bool) -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
-def _conclude(finished: FinishedStudy, as_json: bool) -> None:
+def _print_results(finished: FinishedStudy, as_json: bool) -> None:
     from zipflm.studies.progress import print_table
     from zipflm.studies.report import TABLE
 

@@ -19,7 +19,7 @@ from zipflm.cli.app import (
     Errors,
     Json,
     Memory,
-    Run,
+    Model,
     check_argument_order,
     cleanup_on_sigterm,
     command,
@@ -39,7 +39,7 @@ from zipflm.messages import one_line
     "echo the state of the union | zipflm score runs/first --format surprisal",
 )
 def score(
-    run: Run,
+    run: Model,
     texts: Annotated[
         list[str] | None,
         Argument(
@@ -127,7 +127,7 @@ def score(
     "zipflm generate runs/first --num 5 --seed 1 --top-p 0.95 --json",
 )
 def generate(
-    run: Run,
+    run: Model,
     *,
     prompt: Annotated[str, Option(help="Text to continue.")] = "",
     max_words: Annotated[int, Option(help="Maximum number of words to generate.")] = 50,
@@ -208,7 +208,7 @@ def generate(
     "zipflm rescore runs/first nbest.txt --format kaldi --costs ac=1.acwts --one-best",
 )
 def rescore(
-    run: Run,
+    run: Model,
     nbest: Annotated[
         str, Argument(help="File of n-best lists (also .gz, .bz2, .xz, .zst), or - for stdin.")
     ],
@@ -285,8 +285,8 @@ def rescore(
         scores_out=scores_out,
         one_best=one_best,
     )
-    to_terminal = out in (None, "-") and sys.stdout.isatty()
-    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=to_terminal):
+    writes_to_terminal = out in (None, "-") and sys.stdout.isatty()
+    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=writes_to_terminal):
         rescoring.rescore_file(
             nbest,
             options,

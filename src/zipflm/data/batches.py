@@ -194,7 +194,7 @@ class Batches:
             raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")
         if len(tokens.ids) == 0:
             raise ValueError("cannot create batches from an empty split")
-        tokens.require_whole()
+        tokens.require_readable()
         self.tokens: Tokens = tokens
         self.blocks: Blocks = blocks
         self._ids = tokens.ids
@@ -245,12 +245,12 @@ class Batches:
         return Windows(windows.first, windows.end, windows.end) if is_surplus else windows
 
     def _read(self, windows: Windows) -> Batch:
-        self.tokens.require_whole()
+        self.tokens.require_readable()
         return batch_of(self._ids, windows)
 
     def _windows(self, epoch: int, positions: list[int]) -> Iterator[Windows]:
         """Yield the windows of batches by their position in an epoch."""
-        self.tokens.require_whole()
+        self.tokens.require_readable()
         random = Permutation(self._seed, epoch) if self._shuffle else None
         runs, batches = self._rows.runs, np.array(positions, dtype=np.int64)
         if random is not None:

@@ -39,10 +39,10 @@ from zipflm.data.scan import Errors, MapInOrder, Scan, map_in_processes, scan
 from zipflm.data.text import (
     CHUNK_BYTES,
     UTF_8,
+    canonical_name,
     check_encoding,
     chunks,
     expand,
-    identity,
     stored_size,
 )
 from zipflm.data.token_file import TokenWriter
@@ -72,7 +72,7 @@ class Options:
     splitting: Splitting = PLAIN
     """Rule that splits raw text into words."""
     errors: Errors = "strict"
-    """How to handle NUL bytes and invalid text: `strict` raises ValueError, `replace` substitutes
+    """Handling of NUL bytes and invalid text: `strict` raises ValueError, `replace` substitutes
     U+FFFD."""
     encoding: str = UTF_8
     """Encoding of the texts."""
@@ -119,8 +119,9 @@ def prepare(
 ) -> DataFolder:
     """Create the data folder `out` from text.
 
-    `splits` maps `train`, `valid` and `test` to file names, globs or URLs; each split is optional,
-    but without `train`, `options.vocabulary` is required. Only `train` determines the vocabulary.
+    `splits` maps `train`, `valid` and `test` to file names, globs, URLs or `-` for standard input.
+    The vocabulary is built from `train` only. Splits can be left out; without `train`,
+    `options.vocabulary` is required.
 
     `processes` worker processes read the texts; with more than one, call this under
     `if __name__ == "__main__":`. `scheduler` is the address of a Dask scheduler whose workers read
@@ -229,7 +230,7 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
-            first = split_of.setdefault(identity(name), split)
+            first = split_of.setdefault(canonical_name(name), split)
             if first != split:
                 raise ValueError(
                     f"{name}: used for both {first} and {split}; use it in one split only"

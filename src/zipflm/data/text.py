@@ -142,8 +142,8 @@ def _folder(name: str) -> IsADirectoryError:
     return IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
 
 
-def identity(name: str) -> str:
-    """Return a canonical name, which is equal for two paths of the same file."""
+def canonical_name(name: str) -> str:
+    """Return a name that is equal for two paths of the same file."""
     return name if name == STDIN or is_url(name) else os.path.realpath(name)
 
 

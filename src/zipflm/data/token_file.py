@@ -43,7 +43,7 @@ class Tokens(Protocol):
     @property
     def offsets(self) -> NDArray[Any]: ...
 
-    def require_whole(self) -> None:
+    def require_readable(self) -> None:
         """Raise ValueError if the tokens can no longer be read."""
 
 
@@ -58,7 +58,7 @@ class TokenArray:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def require_whole(self) -> None:
+    def require_readable(self) -> None:
         """Do nothing: tokens in memory cannot change."""
 
     @classmethod
@@ -88,7 +88,7 @@ class TokenFile:
             self._size = os.fstat(file.fileno()).st_size
             if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
                 raise ValueError(f"{self.path}: not a zipflm token file, or truncated")
-            # The map keeps the file open, so `require_whole` can detect a change of its size.
+            # The map keeps the file open, so `require_readable` can detect a change of its size.
             self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
         _, version, width, tokens, self.num_sentences, self.vocabulary_size, digest = (
             _HEADER.unpack_from(header)
@@ -115,7 +115,7 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def require_whole(self) -> None:
+    def require_readable(self) -> None:
         """Raise ValueError if the file size has changed since it was opened.
 
         Reading a mapped file past its end would kill the process.

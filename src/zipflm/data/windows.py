@@ -52,9 +52,9 @@ class Rows:
 def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
     """Return the boundaries of the parts to score, ascending from 0 to the number of tokens.
 
-    `none`: cut every `size` tokens; the last part may be shorter. `complete`: each part consists of
-    as many full sentences as fit into `size` tokens; a longer sentence is a part of its own.
-    `sentence`: one part per sentence. `stream` is not supported.
+    `none`: cut every `size` tokens; the last part may be shorter. `complete`: fill each part with
+    full sentences up to `size` tokens; a longer sentence is a part of its own. `sentence`: one part
+    per sentence. `stream` is not supported.
     """
     if break_mode == "none":
         total = len(tokens.ids)
