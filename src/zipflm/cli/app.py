@@ -42,20 +42,20 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. Usage errors become a ValueError."""
-        exits = options.get("standalone_mode", True)
+        should_exit = options.get("standalone_mode", True)
         try:
             status = super().main(*args, **options | {"standalone_mode": False})
         except Exception as error:
             # Recent typer releases bundle click, so the error classes have no common base.
             if not hasattr(error, "format_message"):
                 raise
-            raise ValueError(_usage_error(error)) from None
-        if exits:
+            raise ValueError(_describe_usage_error(error)) from None
+        if should_exit:
             sys.exit(status or 0)
         return status
 
 
-def _usage_error(error: Any) -> str:
+def _describe_usage_error(error: Any) -> str:
     problem, context = error.format_message().rstrip("."), error.ctx
     if not problem:  # no arguments: the help was printed
         sys.exit(error.exit_code)

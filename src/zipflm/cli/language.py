@@ -285,8 +285,8 @@ def rescore(
         scores_out=scores_out,
         one_best=one_best,
     )
-    writes_to_terminal = out in (None, "-") and sys.stdout.isatty()
-    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=writes_to_terminal):
+    is_terminal_output = out in (None, "-") and sys.stdout.isatty()
+    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=is_terminal_output):
         rescoring.rescore_file(
             nbest,
             options,
