@@ -130,7 +130,7 @@ def long_plans(tokens: int) -> dict[str, float]:
     class Tokens:
         ids = np.broadcast_to(np.uint16(5), (int(offsets[-1]),))
 
-        def require_whole(self) -> None: ...
+        def require_readable(self) -> None: ...
 
     Tokens.offsets = offsets  # type: ignore[attr-defined]
     seconds = {}

@@ -50,7 +50,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-    _flush_rename(path.parent)
+    _flush_folder(path.parent)
 
 
 def atomic_write_text(path: Path, text: str) -> None:
@@ -87,7 +87,7 @@ def _apply_umask(path: Path, mask: int) -> None:
 
 
 def _flush(path: Path) -> None:
-    # fsync before the rename: a rename can reach the disk before the data.
+    # Called before a rename, because a rename can reach the disk before the data.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,7 +95,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _flush_rename(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     with suppress(OSError):  # not every file system can fsync a folder
         _flush(folder)
 
@@ -175,7 +175,10 @@ LOCK = ".lock"
 
 
 def refuse_existing(out: str | PathLike[str]) -> None:
-    """Raise FileExistsError if `out` exists and is not an empty folder."""
+    """Raise FileExistsError if `out` is the current folder, or exists and is not an empty folder.
+
+    Also removes what a killed process left next to it.
+    """
     out = Path(out)
     clear_abandoned(out)
     if out.exists() and out.samefile(os.curdir):
@@ -210,15 +213,15 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
 
 
 def finish_folder(unfinished: Path, final: Path) -> None:
-    """Flush a complete folder to disk and rename it."""
+    """Flush a complete folder to disk and rename it. Files get the permissions of the umask."""
     mask = umask()
     for parent, _, names in os.walk(unfinished, topdown=False):
         for name in names:
             _apply_umask(Path(parent) / name, mask)
             _flush(Path(parent) / name)
-        _flush_rename(Path(parent))
+        _flush_folder(Path(parent))
     os.rename(unfinished, final)
-    _flush_rename(final.parent)
+    _flush_folder(final.parent)
 
 
 def clear_abandoned(out: str | PathLike[str]) -> None:
@@ -259,11 +262,11 @@ def _remove_abandoned(final: Path) -> None:
 
 CHECKSUMS = "checksums.json"
 _VERIFIED = ".verified.json"
-"""Records the size and time of files that matched their checksums."""
+"""Records the checksum, size, times and inode of files when they matched their checksums."""
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Write the checksums of all files in a folder. `known` are those already computed."""
+    """Write `checksums.json` for all files in a folder. `known` are those already computed."""
     known = known or {}
     excluded = (CHECKSUMS, _VERIFIED)
     names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in excluded)
@@ -284,7 +287,7 @@ def read_checksums(folder: Path, needed: Sequence[str]) -> dict[str, str]:
 
 
 def require_unchanged(folder: Path, name: str, sums: Mapping[str, str]) -> None:
-    """Raise ValueError if a file is missing or does not match its checksum."""
+    """Raise ValueError if a file is missing or does not match its checksum in `sums`."""
     path = folder / name
     if not path.is_file():
         raise ValueError(f"{path}: missing, but listed in {CHECKSUMS}")

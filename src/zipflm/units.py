@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 LARGEST_LOSS = math.log(1e300)
-"""In nats. exp() of a larger loss would overflow."""
+"""In nats. The perplexity of a larger loss is reported as infinity; exp() would soon overflow."""
 
 
 def perplexity(nats: float) -> float:
-    """Return exp(nats), or infinity where that would overflow.
+    """Return exp(nats), or infinity above 1e300.
 
     >>> perplexity(0.0), perplexity(1e9)
     (1.0, inf)
@@ -20,7 +20,7 @@ def perplexity(nats: float) -> float:
 
 
 NATS = {"logprob": 1.0, "bits": -math.log(2), "log10": math.log(10)}
-"""Factor from each score column to natural log-probability."""
+"""Factors that convert each score column to natural log-probability."""
 
 
 def bits(nats: float) -> float:

@@ -144,7 +144,7 @@ def test_ensemble_perplexity(call, scores, tmp_path):
     expected = (0.2 * 0.4 * 0.5) ** (-1 / 3)
     (row,) = [line for line in out.splitlines() if line.startswith("ensemble")]
     assert float(row.split()[1]) == pytest.approx(expected, abs=1e-4)
-    assert "3 words, of these 1 line ends and 0 unknown" in out
+    assert "3 words, including 1 line ends and 0 unknown words" in out
     assert out.splitlines()[-1] == "--weights 0.25,0.75"
     assert len((tmp_path / "ab.tsv").read_text().splitlines()) == 4
     _, out, _ = call("evaluate", "a.tsv", "b.tsv", "--weights", "1,3", "--json")
@@ -167,9 +167,9 @@ def test_stdout_has_only_scores_with_out_dash(call, scores):
     ("arguments", "message"),
     [
         (". a.tsv", ".: evaluate one run at a time; to average runs, score the same text"),
-        ("a.tsv b.tsv --data words", "--data: not for files of scores; leave it out"),
-        ("a.tsv b.tsv --context 0", "--context: not for files of scores; leave it out"),
-        ("a.tsv b.tsv --dtype float32", "--dtype: not for files of scores; leave it out"),
+        ("a.tsv b.tsv --data words", "--data: not for score files; leave it out"),
+        ("a.tsv b.tsv --context 0", "--context: not for score files; leave it out"),
+        ("a.tsv b.tsv --dtype float32", "--dtype: not for score files; leave it out"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers separated by commas"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),

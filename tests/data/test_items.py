@@ -145,12 +145,12 @@ def write_open_header(path):
         (
             "a.npz",
             lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([0, 2])),
-            "offsets must increase from 0 to 3",
+            "offsets must be sorted, from 0 to 3",
         ),
         (
             "a.npz",
             lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([0, 2, 1, 3])),
-            "offsets must increase",
+            "offsets must be sorted",
         ),
         (
             "a.npz",

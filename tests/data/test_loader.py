@@ -57,7 +57,7 @@ def test_loader_adds_unique_tokens_that_never_shrink():
         TokenArray.of(lines), Blocks(break_mode="sentence", block=16), max_tokens=16, shuffle=False
     )
     sizes = []
-    for batch in Loader(batches, "cpu", finds_unique_tokens=True).epoch(0):
+    for batch in Loader(batches, "cpu", find_unique_tokens=True).epoch(0):
         assert torch.equal(batch.unique.ids_U[batch.unique.indices_BT], batch.words)
         assert batch.inputs is batch.unique
         sizes.append(len(batch.unique.ids_U))

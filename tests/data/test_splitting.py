@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from zipflm.config import Splitting
 from zipflm.data import splitting as module
 from zipflm.data.corpora import addresses
-from zipflm.data.splitting import Joiner, Piece, Splitter
+from zipflm.data.splitting import Joiner, Splitter, WordSpan
 from zipflm.data.vocabulary import SPECIALS
 
 RULES = ("whitespace", "words", "wikitext")
@@ -160,13 +160,13 @@ def test_words_of_matches_words(rule, text):
 def test_fast_path_matches_the_pattern(rule, word, marks):
     token, splitter = marks[0] + word + marks[1], SPLITTERS[rule, False]
     found = splitter._split_simple(token) if token else None
-    assert found in (None, tuple(piece.word for piece in splitter.words(token)))
+    assert found in (None, tuple(span.word for span in splitter.words(token)))
 
 
 def test_spans_refer_to_text_before_lowercasing():
     assert "\u0130".lower() != "\u0130" and len("\u0130".lower()) == 2
-    pieces = SPLITTERS["words", True].words("\u0130, Yes")
-    assert pieces == [Piece("i\u0307", 0, 1), Piece(",", 1, 2), Piece("yes", 3, 6)]
+    spans = SPLITTERS["words", True].words("\u0130, Yes")
+    assert spans == [WordSpan("i\u0307", 0, 1), WordSpan(",", 1, 2), WordSpan("yes", 3, 6)]
 
 
 def test_lowercasing_never_produces_special_tokens():

@@ -9,7 +9,7 @@ from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
 from zipflm.data import windows as windows_module
-from zipflm.data.windows import Runs, cut, group, rows
+from zipflm.data.windows import RunLengths, cut, group, rows
 
 
 @given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
@@ -51,11 +51,11 @@ def cuts(draw):
 
 
 @given(cuts(), st.booleans(), st.integers(1, 5))
-def test_rows_cover_every_token_once(cut_, sorts, at_once):
+def test_rows_cover_every_token_once(cut_, sort_by_length, at_once):
     tokens, blocks = cut_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows_module, "_PER_STEP", at_once)
-        found = rows(tokens, blocks, sorts=sorts)
+        found = rows(tokens, blocks, sort_by_length=sort_by_length)
     windows = all_rows(found)
     spans = zip(windows.start.tolist(), windows.end.tolist(), strict=True)
     assert sorted(place for start, end in spans for place in range(start, end)) == list(
@@ -64,7 +64,7 @@ def test_rows_cover_every_token_once(cut_, sorts, at_once):
     lengths = lengths_in_order(found)
     assert lengths == found.runs.lengths_of(0, len(lengths)).tolist()
     assert all(a != b for a, b in zip(found.runs.lengths, found.runs.lengths[1:], strict=False))
-    if sorts:
+    if sort_by_length:
         assert lengths == sorted(lengths)
     else:
         assert windows.start.tolist() == sorted(windows.start.tolist())
@@ -73,7 +73,9 @@ def test_rows_cover_every_token_once(cut_, sorts, at_once):
 def test_sorting_by_length_is_stable():
     for unit in (1, 70_000):  # the longer ones exceed 16 bits
         lengths = [unit * number for number in [3, 1, 3, 2, 1, 3]]
-        found = rows(stream(lengths), Blocks(break_mode="sentence", block=5, context=0), sorts=True)
+        found = rows(
+            stream(lengths), Blocks(break_mode="sentence", block=5, context=0), sort_by_length=True
+        )
         assert lengths_in_order(found) == sorted(lengths)
         starts = [sum(lengths[:at]) for at in [1, 4, 3, 0, 2, 5]]
         assert all_rows(found).start.tolist() == starts
@@ -96,12 +98,12 @@ def test_groups_are_filled_up_to_max_tokens(runs, max_tokens):
         if is_full:
             expected.append(row)
             first = row
-    assert group(Runs.of(np.array(lengths, dtype=np.uint16)), max_tokens).tolist() == expected
+    assert group(RunLengths.of(np.array(lengths, dtype=np.uint16)), max_tokens).tolist() == expected
 
 
 def test_groups_match_fairseq():
     golden = json.loads((GOLDEN / "dataset.json").read_text())["batch_by_size"]
     lengths = np.array(golden["sizes"])[golden["order"]]
-    bounds = group(Runs.of(lengths), golden["max_tokens"])
+    bounds = group(RunLengths.of(lengths), golden["max_tokens"])
     expected = np.cumsum([0] + [len(batch) for batch in golden["batches_multiple1"]])
     assert bounds.tolist() == expected.tolist()

@@ -3,8 +3,9 @@
 Heavy imports are inside the commands to keep `--help` fast. A `ValueError` or `OSError` is printed
 as one line on stderr, with exit status 2.
 
-Other exit statuses: 1 if a member of a study failed, 130 after Ctrl-C or SIGTERM, 141 if the output
-pipe was closed.
+Other exit statuses: 1 if a model of `compare` failed or `info --paper` finds a difference, 130
+after Ctrl-C, 141 if the output pipe was closed, 143 after SIGTERM (but 130 in `train` and
+`compare`).
 """
 
 from __future__ import annotations
@@ -68,23 +69,22 @@ def _set_openmp_waiting() -> None:
     (benchmarks/busy_machine.py). libgomp reads the setting when torch is imported.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "0" if _cores_are_busy() else "1000"
+        os.environ["GOMP_SPINCOUNT"] = "0" if _is_machine_busy() else "1000"
 
 
-def _cores_are_busy() -> bool:
-    """Return True if other processes leave too few cores for one thread per core."""
+def _is_machine_busy() -> bool:
+    """Return True if other processes need some of the cores that this process can use."""
     try:
-        free = (os.cpu_count() or 1) - len(os.sched_getaffinity(0))
+        num_other_cores = (os.cpu_count() or 1) - len(os.sched_getaffinity(0))
         running = []
         for _ in range(5):  # ignore short bursts
             with open("/proc/loadavg") as file:
-                running.append(
-                    int(file.read().split()[3].split("/")[0]) - 1
-                )  # exclude this process
+                num_running = int(file.read().split()[3].split("/")[0])
+            running.append(num_running - 1)  # without this process
             time.sleep(0.002)
     except (AttributeError, OSError, ValueError, IndexError):  # not Linux
         return False
-    return min(running) > free
+    return min(running) > num_other_cores
 
 
 def _can_flush(stream: TextIO) -> bool:

@@ -42,20 +42,20 @@ class Commands(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. Usage errors become a ValueError."""
-        exits = options.get("standalone_mode", True)
+        should_exit = options.get("standalone_mode", True)
         try:
             status = super().main(*args, **options | {"standalone_mode": False})
         except Exception as error:
             # Recent typer releases bundle click, so the error classes have no common base.
             if not hasattr(error, "format_message"):
                 raise
-            raise ValueError(_usage_error(error)) from None
-        if exits:
+            raise ValueError(_describe_usage_error(error)) from None
+        if should_exit:
             sys.exit(status or 0)
         return status
 
 
-def _usage_error(error: Any) -> str:
+def _describe_usage_error(error: Any) -> str:
     problem, context = error.format_message().rstrip("."), error.ctx
     if not problem:  # no arguments: the help was printed
         sys.exit(error.exit_code)
@@ -151,7 +151,7 @@ def _options(
 
 @contextmanager
 def cleanup_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that temporary folders are removed."""
+    """Turn SIGTERM into SystemExit (status 143), so that temporary files are removed."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -174,7 +174,7 @@ def is_first_process() -> bool:
 
 @contextmanager
 def show_progress(unit: str = "tokens", *, is_hidden: bool = False) -> Iterator[None]:
-    """Show a progress bar for scoring, if stderr is a terminal and this is the first process."""
+    """Show a progress bar for scoring in the first process, if stderr is a terminal."""
     from zipflm.cli.progress import progress_bar
     from zipflm.evaluation.progress import on_progress
 
@@ -237,7 +237,7 @@ def _size(text: str) -> int:
 
 
 def Size(help: str, default: str | None = None) -> Any:
-    """An option for a number such as 500k or 5M."""
+    """Return an option for a number such as 500k or 5M."""
     return Option(help=help, parser=_size, metavar="SIZE", show_default=default or True)
 
 
@@ -245,19 +245,35 @@ Overrides = Annotated[
     list[str] | None,
     Argument(help="Settings to change, e.g. decoder.num_layers=8, or @FILE with one per line."),
 ]
-Run = Annotated[str, Argument(help="A run folder, or one of its checkpoints.")]
+Run = Annotated[
+    str,
+    Argument(
+        help="A run folder or one of its checkpoints, or state-of-the-union (included in zipflm)."
+    ),
+]
+Model = Annotated[
+    str,
+    Argument(
+        help="A run folder or one of its checkpoints, state-of-the-union (included in zipflm), a "
+        "folder from `zipflm export`, or the id of such a model on the Hugging Face Hub."
+    ),
+]
 Checkpoint = Annotated[
     str | None,
     Option(help="Checkpoint to use: newest, best or a number of updates.", show_default="newest"),
 ]
 Recipe = Annotated[
-    str, Option(help="Training recipe: paper (preset unchanged) or modern (Muon, rotary, ...).")
+    str,
+    Option(
+        help="Training recipe: paper (preset unchanged) or modern (Muon, rotary positions, ...)."
+    ),
 ]
 Block = Annotated[int | None, Option(help="Block length in tokens.", show_default="from the run")]
 Context = Annotated[
     int | None,
     Option(
-        help="Number of tokens of each block after the first that are context and not scored.",
+        help="Number of tokens at the start of each block that are context and not scored. The "
+        "first block has none.",
         show_default="from the run",
     ),
 ]
@@ -271,10 +287,14 @@ StallSeconds = Annotated[
 ]
 Bands = Annotated[
     list[str] | None,
-    Option(help="Number of words per band, e.g. 5k/155k/100k,20k/40k/200k to try both."),
+    Option(
+        help="Sizes of the vocabulary bands (groups of words by frequency) to compare, e.g. "
+        "5k/155k/100k,20k/40k/200k."
+    ),
 ]
 TailDropout = Annotated[
-    list[str] | None, Option(help="Dropout rates of the tail bands to try, e.g. 0,0.2.")
+    list[str] | None,
+    Option(help="Dropout rates of the tail bands (all but the first) to compare, e.g. 0,0.2."),
 ]
 Seeds = Annotated[int, Option(help="Number of seeds to train each model with.")]
 Errors = Annotated[
@@ -284,8 +304,9 @@ Encoding = Annotated[str, Option(help="Encoding of the text: utf-8, latin-1, cp1
 Memory = Annotated[
     list[str] | None,
     Option(
-        help="Mix a memory with the model: cache, cache:2000 (the last 2,000 tokens) or a store "
-        "folder. Add settings after a comma, e.g. cache:2000,weight=0.2. Can be repeated."
+        help="Mix the model with a memory of earlier text: cache, cache:2000 (the last 2,000 "
+        "tokens) or a folder from `zipflm memory build`. Add settings after a comma, e.g. "
+        "cache:2000,weight=0.2. Can be repeated."
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]

@@ -56,7 +56,10 @@ def prepare(
     out: Annotated[str, Option(help="Data folder to create.")],
     corpus: Annotated[
         str | None,
-        Option(help="Use a corpus: state-of-the-union, wikitext-2, wikitext-103 or billion-word."),
+        Option(
+            help="Use a named corpus: state-of-the-union (included), or wikitext-2, wikitext-103 "
+            "or billion-word (downloaded)."
+        ),
     ] = None,
     valid: Annotated[list[str] | None, Option(help="Validation text. Can be repeated.")] = None,
     test: Annotated[list[str] | None, Option(help="Test text. Can be repeated.")] = None,
@@ -70,8 +73,8 @@ def prepare(
     min_count: Annotated[
         int | None,
         Option(
-            help="Replace words that occur fewer times than this with <unk>.",
-            show_default="3; 1 for sub-words and ids",
+            help="Replace words (or BPE pieces) that occur fewer times than this with <unk>.",
+            show_default="3; 1 with BPE or --ids",
         ),
     ] = None,
     max_size: Annotated[
@@ -81,11 +84,11 @@ def prepare(
         str | None,
         Option(
             help="Use this vocabulary: vocabulary.txt, fairseq's dict.txt, or a run or data "
-            "folder, which also sets --words and --bpe-codes."
+            "folder, which also sets --words, --lowercase and --bpe-codes."
         ),
     ] = None,
     bpe: Annotated[
-        int | None, Size("Number of BPE merges to learn from the training text, e.g. 32k.")
+        int | None, Size("Maximum number of BPE merges to learn from the training text, e.g. 32k.")
     ] = None,
     bpe_codes: Annotated[
         str | None, Option(help="Split words with this file of subword-nmt codes.")

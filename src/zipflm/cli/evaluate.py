@@ -55,7 +55,7 @@ def evaluate(
     ctx: typer.Context,
     runs: Annotated[
         list[str],
-        Argument(help="A run or checkpoint; or several files from `zipflm score` to average."),
+        Argument(help="A run folder or checkpoint; or score files from `zipflm score` to average."),
     ],
     *,
     data: Annotated[str | None, Option(help="Data folder to score.")] = None,
@@ -87,13 +87,14 @@ def evaluate(
     weights: Annotated[
         str | None,
         Option(
-            help="With several files: one weight per file, e.g. 0.6,0.4, or `fit` to find the "
+            help="For score files: one weight per file, e.g. 0.6,0.4, or `fit` to find the "
             "weights with the lowest perplexity on this text.",
             show_default="equal",
         ),
     ] = None,
     out: Annotated[
-        str | None, Option(help="With several files: also write the averaged scores to this file.")
+        str | None,
+        Option(help="For score files: also write the averaged scores to this file; - for stdout."),
     ] = None,
     memory: Memory = None,
     device: Device = None,
@@ -101,9 +102,10 @@ def evaluate(
     checkpoint: Checkpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Compute the perplexity of a run on a data folder or a text.
+    """Compute the perplexity of a run on a data folder or a text, or of averaged score files.
 
-    With torchrun, each process scores a part of the text.
+    Score files, one per model, are averaged word by word; they must be of the
+    same text. With torchrun, each process scores a part of the text.
     """
     from zipflm import api
     from zipflm.training import distributed
@@ -113,7 +115,7 @@ def evaluate(
         _average(runs, weights, out, as_json)
         return
     if weights or out:
-        raise ValueError("--weights, --out: only for several files of scores; leave them out")
+        raise ValueError("--weights, --out: only for several score files; leave them out")
     with distributed.started(device), cleanup_on_sigterm(), show_progress():
         result = api.evaluate(
             runs[0],
@@ -140,18 +142,17 @@ def _check_score_files(ctx: typer.Context, files: list[str]) -> None:
     if folder := next(filter(os.path.isdir, files), None):
         raise ValueError(
             f"{folder}: evaluate one run at a time; to average runs, score the same text with "
-            "each (zipflm score RUN TEXT > FILE) and evaluate these files"
+            "each (zipflm score RUN TEXT > FILE) and evaluate the files"
         )
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name or "")
         is_for_files = param.name in ("runs", "weights", "out", "as_json")
         if source is not None and source.name == "COMMANDLINE" and not is_for_files:
-            raise ValueError(f"{param.opts[0]}: not for files of scores; leave it out")
+            raise ValueError(f"{param.opts[0]}: not for score files; leave it out")
 
 
 def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
-    """Print the perplexity of several files of scores, averaged word by word."""
-    from zipflm.data.text import STDIN
+    """Print the perplexity of several score files, averaged word by word."""
     from zipflm.language.ensemble import ensemble
     from zipflm.language.files import check_destination
 
@@ -160,7 +161,7 @@ def _average(files: list[str], weights: str | None, out: str | None, as_json: bo
     shares = None if weights is None or fit else parse_numbers("--weights", [weights], float)
     with cleanup_on_sigterm():
         result = ensemble(files, shares, best_weights=fit, out=out)
-        show = echo_stderr if out == STDIN else echo  # with --out -, stdout has the scores
+        show = echo_stderr if out == "-" else echo  # with --out -, stdout has the scores
         show(result.as_json() if as_json else result.as_text())
 
 
@@ -179,22 +180,34 @@ def compare(
     preset: Annotated[
         str,
         Option(
-            help="Models to train, e.g. demo, billion-word/large or demo/SM; see `zipflm info`."
+            help="Preset of the models, e.g. demo, billion-word/large or demo/SM; see "
+            "`zipflm info`."
         ),
     ],
-    out: Annotated[str, Option(help="Study folder to create or continue.")],
+    out: Annotated[
+        str, Option(help="Folder for the runs and the report (a study), created or continued.")
+    ],
     factorizations: Annotated[
-        list[str] | None, Option(help="Train only these models, e.g. ADP-T,SM.", show_default="all")
+        list[str] | None,
+        Option(
+            help="Factorizations (input and output layers) to train, e.g. ADP-T,SM.",
+            show_default="all; ADP-T with --bands, --tail-dropout or --decoders",
+        ),
     ] = None,
     seeds: Seeds = 1,
     recipe: Recipe = "paper",
     bands: Bands = None,
     tail_dropout: TailDropout = None,
     decoders: Annotated[
-        list[str] | None, Option(help="Compare decoders instead, from transformer,gcnn,lstm,qrnn.")
+        list[str] | None,
+        Option(help="Decoders to compare: transformer, gcnn, lstm and qrnn, separated by commas."),
     ] = None,
     equal: Annotated[
-        str, Option(help="Give every model equal updates (as in the paper), text or seconds.")
+        str,
+        Option(
+            help="Training budget that all models share: updates (as in the paper), text or "
+            "seconds."
+        ),
     ] = "updates",
     grid: Annotated[
         list[str] | None,
@@ -214,9 +227,11 @@ def compare(
     stall_seconds: StallSeconds = STALL_SECONDS,
     as_json: Json = False,
 ) -> None:
-    """Train the paper's factorizations on your text and report where each one wins.
+    """Train several models on the same data and compare their losses by word frequency.
 
-    Exits with status 1 if a model failed, 130 if interrupted.
+    By default, these are the paper's factorizations: models that represent words
+    differently at the input and the output. Exits with status 1 if a model failed,
+    130 if interrupted.
     """
     from zipflm import api
     from zipflm.studies.compare import dry_run as show
@@ -242,7 +257,7 @@ def compare(
         return
     with _progress_to_stderr(as_json):
         finished = api.compare(**request, device=device, stall_seconds=stall_seconds)
-    _conclude(finished, as_json)
+    _print_results(finished, as_json)
     if finished.stopped or finished.failures:
         raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)
 
@@ -257,7 +272,8 @@ def report(
     runs: Annotated[
         list[str],
         Argument(
-            help="Run folders or checkpoints; or one study folder, to write its report again."
+            help="Run folders or checkpoints; or one folder from `zipflm compare`, to write its "
+            "report again."
         ),
     ],
     *,
@@ -280,7 +296,7 @@ def report(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Report losses by word frequency with figures and word lists, or plot training curves."""
+    """Compare the losses of runs by word frequency, with figures, or plot training curves."""
     from zipflm import api
 
     if curves is not None:
@@ -306,14 +322,14 @@ def report(
             checkpoint=checkpoint,
             device=device,
         )
-    _conclude(finished, as_json)
+    _print_results(finished, as_json)
 
 
 def _progress_to_stderr(as_json: bool) -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
-def _conclude(finished: FinishedStudy, as_json: bool) -> None:
+def _print_results(finished: FinishedStudy, as_json: bool) -> None:
     from zipflm.studies.progress import print_table
     from zipflm.studies.report import TABLE
 

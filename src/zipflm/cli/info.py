@@ -52,21 +52,26 @@ def info(
     data: Annotated[
         str | None,
         Option(
-            help="With a model: use the vocabulary of this data folder. Without one: suggest "
-            "bands for this data folder, or for a file of words and counts (dict.txt)."
+            help="With a model: use the vocabulary size of this data folder. Without one: suggest "
+            "vocabulary bands for this data folder, or for a file of words and counts (dict.txt)."
         ),
     ] = None,
     paper: Annotated[
         bool, Option("--paper", help="Compare parameter counts with those in the paper.")
     ] = False,
     dim: Annotated[
-        int | None, Option(help="For bands: width of the head and the model.", show_default="1024")
+        int | None,
+        Option(
+            help="When suggesting bands: width of the model and of the first band.",
+            show_default="1024",
+        ),
     ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """List presets, show the settings and size of a model, or suggest bands for a text.
+    """List presets, show the settings and size of a model, or suggest vocabulary bands for a text.
 
+    Bands are groups of words by frequency, with wider vectors for frequent words.
     The output for a model can be passed to `zipflm train` as @FILE.
     """
     from zipflm.api import assignments
@@ -129,7 +134,7 @@ def _show_model(config: Config, as_json: bool) -> None:
 
 
 def _show_paper(as_json: bool) -> None:
-    """Print parameter counts next to the paper's. Exit with status 1 if one differs."""
+    """Print parameter counts next to those in the paper. Exit with status 1 if any differ."""
     from zipflm.presets import from_name
     from zipflm.studies.paper import MODELS
 
@@ -187,9 +192,10 @@ def _show_bands(data: str, dim: int, device: str | None, as_json: bool) -> None:
 
 
 def _counts(path: Path) -> NDArray[np.int64]:
-    """Return the count of each id in the training text, including `</s>` and `<unk>` if known.
+    """Return the count of each id in the training text.
 
-    `path` is a data folder or a file of words and counts (vocabulary.txt, dict.txt).
+    `path` is a data folder or a file of words and counts (vocabulary.txt, dict.txt). The counts of
+    `</s>` and `<unk>` are 0 for a file, and for a folder without training text.
     """
     from zipflm.data.folder import DataFolder
     from zipflm.data.vocabulary import END, UNKNOWN, Vocabulary

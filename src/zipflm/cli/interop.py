@@ -80,7 +80,7 @@ def import_(
         Option("--dict", help="For fairseq (required): dict.txt of the data it was trained on."),
     ] = None,
     bpe_codes: Annotated[
-        str | None, Option(help="For fairseq: subword-nmt codes of a sub-word model.")
+        str | None, Option(help="For fairseq: subword-nmt codes of a model with BPE pieces.")
     ] = None,
     words: Words = None,
     lowercase: Lowercase = False,

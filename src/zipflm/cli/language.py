@@ -19,7 +19,7 @@ from zipflm.cli.app import (
     Errors,
     Json,
     Memory,
-    Run,
+    Model,
     check_argument_order,
     cleanup_on_sigterm,
     command,
@@ -39,7 +39,7 @@ from zipflm.messages import one_line
     "echo the state of the union | zipflm score runs/first --format surprisal",
 )
 def score(
-    run: Run,
+    run: Model,
     texts: Annotated[
         list[str] | None,
         Argument(
@@ -48,7 +48,7 @@ def score(
     ] = None,
     *,
     per: Annotated[
-        str, Option(help="Print one row per word, line or document (file), or a total.")
+        str, Option(help="Print one row per word, line or document (file), or only a total.")
     ] = "word",
     output_format: Annotated[
         str, Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
@@ -68,7 +68,8 @@ def score(
         Option(help="Context to add before every line, or before every file with --lines running."),
     ] = "",
     lines: Annotated[
-        str, Option(help="Score lines as independent texts, or as one running text.")
+        str,
+        Option(help="Score each line as a text (independent) or each file as a text (running)."),
     ] = "independent",
     ends: Annotated[
         bool, Option("--ends/--no-ends", help="Include line ends in rows and sums.")
@@ -82,7 +83,7 @@ def score(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Print the natural log-probability of every word, line or file.
+    """Print the log-probability (natural by default) of every word, line or file.
 
     With --json, every row is a line of JSON.
     """
@@ -126,7 +127,7 @@ def score(
     "zipflm generate runs/first --num 5 --seed 1 --top-p 0.95 --json",
 )
 def generate(
-    run: Run,
+    run: Model,
     *,
     prompt: Annotated[str, Option(help="Text to continue.")] = "",
     max_words: Annotated[int, Option(help="Maximum number of words to generate.")] = 50,
@@ -207,7 +208,7 @@ def generate(
     "zipflm rescore runs/first nbest.txt --format kaldi --costs ac=1.acwts --one-best",
 )
 def rescore(
-    run: Run,
+    run: Model,
     nbest: Annotated[
         str, Argument(help="File of n-best lists (also .gz, .bz2, .xz, .zst), or - for stdin.")
     ],
@@ -229,7 +230,7 @@ def rescore(
     ] = None,
     reference: Annotated[
         str | None,
-        Option(help="Reference transcripts; weights are tuned for the lowest word error rate."),
+        Option(help="Reference transcripts, to tune weights for the lowest word error rate."),
     ] = None,
     tune: Annotated[
         list[str] | None,
@@ -284,8 +285,8 @@ def rescore(
         scores_out=scores_out,
         one_best=one_best,
     )
-    to_terminal = out in (None, "-") and sys.stdout.isatty()
-    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=to_terminal):
+    is_terminal_output = out in (None, "-") and sys.stdout.isatty()
+    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=is_terminal_output):
         rescoring.rescore_file(
             nbest,
             options,

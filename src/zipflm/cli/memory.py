@@ -40,7 +40,7 @@ app.add_typer(memory_app, name="memory")
 def build(
     run: Run,
     *,
-    data: Annotated[str, Option(help="Data folder to store.")],
+    data: Annotated[str, Option(help="Data folder whose tokens are stored.")],
     out: Annotated[str, Option(help="Store folder to create or continue.")],
     split: Annotated[str, Option(help="Split to store: train, valid or test.")] = "train",
     max_keys: Annotated[int | None, Size("Store only the first N tokens, e.g. 5M.", "all")] = None,
@@ -57,8 +57,8 @@ def build(
     context: Annotated[
         int | None,
         Option(
-            help="Number of tokens of each block that are context and not stored.",
-            show_default="from the run, but at least 32 or a quarter of the block",
+            help="Number of tokens at the start of each block that are context and not stored.",
+            show_default="from the run, but at least 32 or, if smaller, a quarter of the block",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -109,7 +109,7 @@ def tune(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Tune weight, temperature and window of memories. The default is a cache.
+    """Tune the weight, temperature and window of memories, by default of a cache.
 
     The values are saved in the run folder (cache) or in the store, and become the defaults. A cache
     with another window, such as cache:2000, also uses the tuned weight and temperature.

@@ -18,7 +18,8 @@ def serve(
     runs: Annotated[
         list[str] | None,
         Argument(
-            help="Run folders or checkpoints; the first is the default model.",
+            help="Runs, checkpoints, exported folders or Hugging Face model ids. The first is the "
+            "default model.",
             show_default="state-of-the-union, included in zipflm",
         ),
     ] = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from zipflm.data.folder import DataFolder
 
 _MAX_UNKNOWN = 0.05
-"""Warn about a held-out text with a larger share of unknown words."""
+"""Warn if a larger share of the validation or test text is out of vocabulary."""
 
 
 def summary(folder: DataFolder) -> str:

@@ -51,7 +51,7 @@ def train(
         ),
     ] = 3,
     other_text: Annotated[
-        bool, Option("--other-text", help="With --resume: allow a different training text.")
+        bool, Option("--other-text", help="When resuming: allow a different training text.")
     ] = False,
     device: Device = None,
     stall_seconds: StallSeconds = STALL_SECONDS,

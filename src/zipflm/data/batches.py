@@ -1,4 +1,4 @@
-"""Batches, determined only by the corpus, settings, seed, rank and epoch."""
+"""Batches, determined only by the corpus, settings, seed, epoch, rank and world size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Numbers = NDArray[np.uint64]
 _ROUNDS = 6
 _MIN_BITS = 3
 """With fewer, some orders of three or four numbers would hardly ever occur."""
-_GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, a common hash multiplier
 
 
 class Permutation:
@@ -97,13 +97,14 @@ _UNIQUE_MARGIN = 1.125
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of one step, each [B, T]. Shorter rows are padded on the right with `<pad>`."""
+    """The tokens of one step. Shorter rows are padded on the right with `<pad>`."""
 
     words: Tensor
-    """Inputs: the targets shifted by one. The first input of a stream is `</s>`."""
+    """Input ids [B, T]: the token before each target. The first token of a stream has `</s>`."""
     targets: Tensor
+    """Ids to predict [B, T]."""
     scored: Tensor
-    """False on padding and on context."""
+    """Mask [B, T]: False on padding and on context."""
     unique: UniqueTokens | None = None
     """The deduplicated inputs, for input layers that are expensive per token."""
 
@@ -181,25 +182,28 @@ class Batches:
     ) -> None:
         """Create the batches. `max_tokens` includes padding; a longer sentence gets its own batch.
 
-        With `shuffle`, rows of similar length are batched together and batches come in random
-        order. Without it, break modes `none` and `complete` keep the order of the text, and so does
-        `sentence` if `in_order` is set. Break mode `stream` always does. It cuts the text into
-        `streams` segments, a multiple of the number of rows per batch, which is the default.
+        With `shuffle`, rows of similar length are batched together, and the batches and the rows of
+        equal length are in random order. Without it, break modes `none` and `complete` keep the
+        order of the text, and so does `sentence` if `in_order` is set.
+
+        Break mode `stream` ignores `shuffle`. It cuts the text into `streams` equal segments
+        and takes one block of each in turn, in order. `streams` must be a multiple of the
+        number of rows per batch, which is the default.
         """
         if blocks.has_one_length and max_tokens < blocks.block:
             raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")
         if len(tokens.ids) == 0:
             raise ValueError("cannot create batches from an empty split")
-        tokens.require_whole()
+        tokens.require_readable()
         self.tokens: Tokens = tokens
         self.blocks: Blocks = blocks
         self._ids = tokens.ids
         shuffle = shuffle and blocks.break_mode != "stream"
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
-        sorts = shuffle or (blocks.break_mode == "sentence" and not in_order)
+        sort_by_length = shuffle or (blocks.break_mode == "sentence" and not in_order)
         num_segments = streams or max_tokens // blocks.block
-        self._rows = rows(tokens, blocks, sorts=sorts, streams=num_segments)
+        self._rows = rows(tokens, blocks, sort_by_length=sort_by_length, streams=num_segments)
         self._bounds = group(self._rows.runs, max_tokens)
         largest = int(np.diff(self._bounds).max())
         self._batches_per_step = max(1, min(_MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP // largest))
@@ -241,12 +245,12 @@ class Batches:
         return Windows(windows.first, windows.end, windows.end) if is_surplus else windows
 
     def _read(self, windows: Windows) -> Batch:
-        self.tokens.require_whole()
+        self.tokens.require_readable()
         return batch_of(self._ids, windows)
 
     def _windows(self, epoch: int, positions: list[int]) -> Iterator[Windows]:
         """Yield the windows of batches by their position in an epoch."""
-        self.tokens.require_whole()
+        self.tokens.require_readable()
         random = Permutation(self._seed, epoch) if self._shuffle else None
         runs, batches = self._rows.runs, np.array(positions, dtype=np.int64)
         if random is not None:

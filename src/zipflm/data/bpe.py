@@ -23,15 +23,16 @@ from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN
 _HEADER = "#version: 0.2"
 _WORD_END = "</w>"
 """Marks the end of a word in merges. In pieces, `@@` marks all but the last instead."""
-_REPEATS = 10_000
+_MAX_REPEATS = 10_000
+"""Maximum number of copies of a word per string passed to the trainer."""
 _MAX_LEARNED_CHARS = 1_000
-"""Longer words are ignored when learning, which takes quadratic time in the word length."""
+"""Longer words are ignored when learning, because the time is quadratic in the word length."""
 
 Merge = tuple[str, str]
 
 
 class Codes:
-    """An ordered list of merges."""
+    """An ordered list of merges: pairs of symbols that are joined, most important first."""
 
     def __init__(self, merges: Iterable[Merge]) -> None:
         self.merges: list[Merge] = list(merges)
@@ -129,7 +130,7 @@ class Codes:
         data = word.encode()
         spans = (token.offsets for token in self._model.tokenize(word))
         parts = [data[start:end].decode() for start, end in spans]
-        if parts[-1].endswith(CONTINUES):
+        if parts[-1].endswith(CONTINUES):  # the last piece must not look like an earlier one
             parts[-1:] = [parts[-1][:-1], parts[-1][-1]]
         return [part + CONTINUES for part in parts[:-1]] + parts[-1:]
 
@@ -153,8 +154,8 @@ def _replacements(words: Iterable[str]) -> dict[str, str]:
 def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
     """Repeat each word by its count, because the trainer has no other weighting."""
     for word, count in counts.items():
-        for start in range(0, count, _REPEATS):
-            yield " ".join([word] * min(_REPEATS, count - start))
+        for start in range(0, count, _MAX_REPEATS):
+            yield " ".join([word] * min(_MAX_REPEATS, count - start))
 
 
 def _run_in_thread(work: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ _ABBREVIATIONS = (
 _TOKEN = re.compile(
     rf"""
     (?:{"|".join(_ABBREVIATIONS.split())})\.(?=[\s-])   # an abbreviation keeps its period
-  | (?:[A-Z]\.){{2,}} | [A-HJ-Z]\.(?=\s)              # as do initials: U.S., J. Q.
+  | (?:[A-Z]\.){{2,}} | [A-HJ-Z]\.(?=\s)              # as do initials: U.S., J. Q. (I is a word)
   | \d+(?:[.,]\d+)*\w*                               # 1,234.56 and 73d
   | \w+(?:[-'\u2019\u2011]\w+)*                      # words, with hyphens and apostrophes
   | \.\.\.+ | --+
@@ -46,7 +46,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# Notes on the audience between sentences.
+# Notes on reactions of the audience, such as [Laughter].
 _NOTE = re.compile(r"\[(?:laughter|applause)\.?\]|\((?:laughter|applause)\.?\)", re.IGNORECASE)
 _ENDS = frozenset(".?!")
 _CONTINUES = frozenset(",;:.?!-\u2014")
@@ -62,7 +62,7 @@ def addresses() -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield sentences as tokens joined by spaces, without notes on the audience.
+    """Yield sentences as tokens joined by spaces, without notes such as [Laughter].
 
     >>> list(sentences('Mr. Speaker: "It is so." We agree, in the U.S. and elsewhere.'))
     ['Mr. Speaker : " It is so . "', 'We agree , in the U.S. and elsewhere .']
@@ -79,12 +79,12 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _ends_sentence(sentence: list[str], following: str) -> bool:
-    """Return True after a period and any quotes, unless lower case or a comma follows."""
+    """Return True after . ? or ! and any closing marks, unless the following token continues it."""
     closed = len(sentence)
     while closed > 1 and sentence[closed - 1] in _CLOSES:
         closed -= 1
-    continues = following[:1].islower() or following in _CONTINUES
-    return sentence[closed - 1] in _ENDS and not continues
+    is_continued = following[:1].islower() or following in _CONTINUES
+    return sentence[closed - 1] in _ENDS and not is_continued
 
 
 Report = Callable[[str, int, int | None], None]
@@ -105,7 +105,7 @@ class Corpus:
     archive: str
     mirrors: Sequence[str]
     sha256: str
-    """Hash of the archive. Several public projects list the same one."""
+    """Hash of the archive, as listed by several public projects."""
     members: Mapping[str, str]
     """Glob pattern for the files of each split in the archive."""
 
@@ -155,7 +155,7 @@ NAMES = (EMBEDDED, *CORPORA)
 def corpus_texts(
     name: str, cache: Path, report: Report = lambda task, done, total: None
 ) -> Iterator[Splits]:
-    """Yield temporary text files for each split.
+    """Yield the text files of each split. They are removed at the end.
 
     Raises ValueError for an unknown name or a damaged archive, OSError if the download fails.
     """
@@ -188,8 +188,8 @@ def fetch(
 ) -> Path:
     """Return `path`, downloading it from the first mirror that works if it does not exist.
 
-    `progress` receives the bytes just received and the file size. Raises OSError if no mirror
-    works.
+    `progress` is called with the bytes just received, and the file size if known. Raises OSError if
+    no mirror works, and ValueError if `path` exists with another hash.
     """
     if path.exists():
         _require_hash(path, sha256, "remove it and download it again")
@@ -234,7 +234,7 @@ def _write_addresses(folder: Path) -> Splits:
     paths = {split: folder / f"{split}.txt" for split in SPLITS}
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     for index, address in enumerate(addresses()):
-        # Hold out every tenth address, so that each split covers the whole period.
+        # Hold out every tenth address, so that each split covers the full period.
         held_out = "test" if index // 10 % 2 else "valid"
         texts[held_out if index % 10 == 9 else "train"] += sentences(address)
     for split, path in paths.items():

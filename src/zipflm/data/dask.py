@@ -1,9 +1,9 @@
 """Scan chunks on a Dask cluster, for texts that are too large for one machine.
 
-Workers run the same tasks as local processes (`scan.map_in_processes`). Two chunks per worker
+Workers run the same tasks as local processes (`scan.map_in_processes`). About two chunks per worker
 thread are pending at a time, so the scheduler and the client use little memory. If a worker is
-lost, its chunks run elsewhere. Anyone who can reach a scheduler can run code on its workers: use
-TLS addresses outside a private network.
+lost, another one processes its chunks. Anyone who can reach a scheduler can run code on its
+workers: use TLS addresses outside a private network.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def on_worker(chunk: Chunk, task: Task, version: str) -> ScannedChunk:
 
 
 def _version() -> str:
-    """Include the Unicode version of Python: it defines letters and whitespace."""
+    """Return what client and workers must share. Unicode data defines letters and whitespace."""
     return f"zipflm {__version__} with Unicode {unicodedata.unidata_version}"
 
 
@@ -119,7 +119,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def connected(address: str, processes: int) -> Iterator[Cluster]:
-    """Connect to the scheduler at `address`. `local` starts a cluster of `processes` here.
+    """Connect to the scheduler at `address`. `local` starts a cluster of `processes` workers here.
 
     Raises ValueError if Dask is not installed, ConnectionError if no scheduler responds.
     """

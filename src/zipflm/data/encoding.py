@@ -33,9 +33,9 @@ class Encoding:
             self.flat: NDArray[np.uint32] = vocabulary.ids(words).astype(np.uint32)
         else:
             _, *others = words
-            rows = [[END], *(_piece_ids(pieces, vocabulary) for pieces in codes.split(others))]
-            self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-            self.flat = np.fromiter(chain.from_iterable(rows), np.uint32, self.lengths.sum())
+            ids = [[END], *(_piece_ids(pieces, vocabulary) for pieces in codes.split(others))]
+            self.lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+            self.flat = np.fromiter(chain.from_iterable(ids), np.uint32, self.lengths.sum())
         self.flat[0] = END
         # `<pad>` in a text must not look like padding.
         self.flat[self.flat == PAD] = UNKNOWN
@@ -76,7 +76,8 @@ class EncodedWord(NamedTuple):
     span: tuple[int, int]
     """Position in the text: `text[start:end]`."""
     ids: tuple[int, ...]
-    """One id, or one per piece; a single `<unk>` if the word or a piece is unknown."""
+    """One id, or one per BPE piece. A word with an unknown piece is a single `<unk>`, or the ids
+    from `unseen_ids` of the `TextEncoder`."""
 
 
 class TextEncoder:
@@ -98,11 +99,11 @@ class TextEncoder:
 
     def line(self, text: str) -> list[EncodedWord]:
         """Return the words of a line, without the final `</s>`."""
-        pieces = self.splitter.words(text)
-        ids = self.ids(piece.word for piece in pieces)
+        words = self.splitter.words(text)
+        ids = self.ids(word.word for word in words)
         return [
             EncodedWord(word, (start, end), word_ids)
-            for (word, start, end), word_ids in zip(pieces, ids, strict=True)
+            for (word, start, end), word_ids in zip(words, ids, strict=True)
         ]
 
     def ids(self, words: Iterable[str]) -> list[tuple[int, ...]]:
@@ -127,7 +128,7 @@ def spellings(
 
 
 def spelled(words: Sequence[str], max_bytes: int, *, markers: bool) -> NDArray[np.int16]:
-    """Return UTF-8 bytes plus 1, truncated or padded with 0.
+    """Return the UTF-8 bytes of each word plus 1, truncated or padded with 0, [N, max_bytes].
 
     With `markers`, 257 precedes and 258 follows each word.
     """

@@ -41,7 +41,7 @@ class VocabularyMetadata:
     size: int
     """Number of ids, including special tokens and fillers."""
     words: int
-    """Number of entries without special tokens and fillers."""
+    """Number of entries with a count, so without special tokens and fillers."""
     hash: str
     """SHA-256 of the words in order."""
 
@@ -57,19 +57,19 @@ class SplitMetadata:
     """Number of words plus line ends (one `</s>` each)."""
     sentences: int
     unknown: int
-    """Tokens that are `<unk>`."""
+    """Number of `<unk>` tokens."""
     out_of_vocabulary: int
-    """Words that became `<unk>`, not counting those that are literally `<unk>` in the text."""
+    """Number of words replaced by `<unk>`, excluding a literal `<unk>` in the text."""
     bytes: int
     """Size of the normalized text: words joined by single spaces, one newline per line."""
     continued: int
-    """Words that end in `@@`, if the text was already split into pieces."""
+    """Number of words that end in `@@`, as in a text that is already split into BPE pieces."""
     types: int
     """Number of distinct words, including `</s>`."""
     sha256: str
     """Hash of the token file."""
     words_sha256: str
-    """Hash of words and line ends, independent of ids: equal for the same text."""
+    """Hash of the words and line ends, which does not depend on the vocabulary."""
     sources: tuple[str, ...]
     """Names of the text files."""
 
@@ -89,7 +89,7 @@ class CodesMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """The options of `zipflm prepare` that were used."""
+    """The options that were passed to `zipflm prepare`."""
 
     min_count: int | None
     max_size: int | None

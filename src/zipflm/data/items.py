@@ -44,7 +44,7 @@ def are_arrays(sources: Sequence[str]) -> bool:
 def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
     """Return a function that replaces ids with `names[id]`, or keeps them if `names` is None.
 
-    The function raises ValueError for a word that is not an id.
+    The function raises ValueError for a word that is not an id, and for an id without a name.
     """
     is_text = not are_arrays(sources)
 
@@ -57,7 +57,7 @@ def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
 
 
 def load_names(path: str) -> list[str]:
-    """Read item names, one per line starting with id 0. Whitespace in them becomes `_`.
+    """Read item names, one per line starting with id 0. Whitespace inside a name becomes `_`.
 
     Raises ValueError, naming the line, for an empty, repeated or reserved name.
     """
@@ -125,7 +125,7 @@ def _load(source: str) -> tuple[NDArray[Any], ...]:
 
 
 def _segments(source: str) -> Iterator[Sequences]:
-    """Yield whole sequences, a few million ids at a time."""
+    """Yield complete sequences, about 4 million ids at a time. A longer sequence is not divided."""
     ids, *offsets = _load(source)
     for array in (ids, *offsets):
         if array.dtype.kind not in "iu":
@@ -156,8 +156,8 @@ def _flat(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> Iterator[Seq
     bounds = offsets.astype(np.int64)
     if bounds[0] != 0 or bounds[-1] != len(ids) or np.any(bounds[:-1] > bounds[1:]):
         raise ValueError(
-            f"{source}: offsets must increase from 0 to {len(ids)}, the number of ids; sequence i "
-            "is ids[offsets[i]:offsets[i + 1]]"
+            f"{source}: offsets must be sorted, from 0 to {len(ids)}, the number of ids; sequence "
+            "i is ids[offsets[i]:offsets[i + 1]]"
         )
     first = 0
     while first < len(bounds) - 1:

@@ -1,4 +1,4 @@
-"""Background loading: a thread assembles and pins batches while the device is busy."""
+"""Background loading: a thread assembles batches while the device is busy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Item = Batch | BaseException | None
 
 
 class Loader:
-    """Loads `Batches` to a device in the background, with the same interface."""
+    """Loads `Batches` to a device in the background. Has the same `len()` and `epoch`."""
 
     def __init__(
         self,
@@ -22,13 +22,13 @@ class Loader:
         device: torch.device | str,
         *,
         ahead: int = 4,
-        finds_unique_tokens: bool = False,
+        find_unique_tokens: bool = False,
     ) -> None:
-        """Prefetch `ahead` batches. `finds_unique_tokens` fills in their `unique` field."""
+        """Prefetch up to `ahead` batches. `find_unique_tokens` fills in their `unique` field."""
         self.batches: Batches = batches
         self.device: torch.device = torch.device(device)
         self._ahead = ahead
-        self._finds_unique_tokens = finds_unique_tokens
+        self._find_unique_tokens = find_unique_tokens
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -53,15 +53,15 @@ class Loader:
     def _fill(
         self, epoch: int, start: int, ready: queue.Queue[_Item], stop: threading.Event
     ) -> None:
-        pins = self.device.type == "cuda"
+        should_pin = self.device.type == "cuda"
         num_unique = 0  # never shrinks: a compiled model treats a new size as a new shape
         try:
             for batch in self.batches.epoch(epoch, start):
-                if self._finds_unique_tokens:
+                if self._find_unique_tokens:
                     batch = batch.with_unique_tokens(num_unique)
                     assert batch.unique is not None
                     num_unique = len(batch.unique.ids_U)
-                if not _put(ready, batch.pin_memory() if pins else batch, stop):
+                if not _put(ready, batch.pin_memory() if should_pin else batch, stop):
                     return
             _put(ready, None, stop)
         except BaseException as error:  # the consumer raises it

@@ -39,10 +39,10 @@ from zipflm.data.scan import Errors, MapInOrder, Scan, map_in_processes, scan
 from zipflm.data.text import (
     CHUNK_BYTES,
     UTF_8,
+    canonical_name,
     check_encoding,
     chunks,
     expand,
-    identity,
     stored_size,
 )
 from zipflm.data.token_file import TokenWriter
@@ -58,25 +58,28 @@ class Options:
     """Options for turning text into ids."""
 
     min_count: int | None = None
-    """Minimum count of a word in the training text. Default: 3, or 1 for sub-words and ids."""
+    """Minimum count of a word, BPE piece or id in the training text; rarer ones become `<unk>`.
+    Default: 3 for words, else 1."""
     max_size: int | None = None
-    """Maximum number of ids, including special tokens but not the padding to a multiple of 8."""
+    """Maximum vocabulary size, including special tokens but not the padding to a multiple of 8."""
     vocabulary: Source | Vocabulary | None = None
-    """Use this vocabulary, or a file in zipflm's or fairseq's format, instead of a new one."""
+    """A vocabulary, or a file of one in zipflm's or fairseq's format. Default: build one from the
+    training text."""
     bpe: int | None = None
-    """Learn this many BPE merges from the training text."""
+    """Maximum number of BPE merges to learn from the training text. Default: do not use BPE."""
     bpe_codes: Source | Codes | None = None
-    """subword-nmt codes, or a file of them, used to split words."""
+    """BPE merges, or a file of them in the format of subword-nmt, to use instead of learning."""
     splitting: Splitting = PLAIN
     """Rule that splits raw text into words."""
     errors: Errors = "strict"
-    """Handling of NUL bytes and invalid text: `strict` or `replace`."""
+    """Handling of NUL bytes and invalid text: `strict` raises ValueError, `replace` substitutes
+    U+FFFD."""
     encoding: str = UTF_8
     """Encoding of the texts."""
     ids: bool = False
-    """The files contain sequences of integers instead of text (`data.items`)."""
+    """True if the files contain sequences of integers instead of text (`data.items`)."""
     names: Source | None = None
-    """File with one name per line, for integers 0, 1, 2, ..."""
+    """With `ids`: file with one name per line, for integers 0, 1, 2, ..."""
 
     def __post_init__(self) -> None:
         if self.errors not in get_args(Errors):
@@ -90,7 +93,7 @@ class Options:
         if self.names is not None and not self.ids:
             raise ValueError(f"names={self.names}: needs ids")
         if self.ids and (self.unit == "bpe" or not self.splitting.is_plain):
-            raise ValueError("ids: cannot be combined with bpe, bpe_codes, words or lowercase")
+            raise ValueError("ids: cannot be combined with BPE, lowercasing or a splitting rule")
         for name, minimum in (("min_count", 1), ("max_size", len(SPECIALS) + 1), ("bpe", 1)):
             value = getattr(self, name)
             if value is not None and value < minimum:
@@ -114,15 +117,22 @@ def prepare(
     scheduler: str | None = None,
     report: Report = lambda task, done, total: None,
 ) -> DataFolder:
-    """Create a data folder from the texts of `train`, `valid` and `test`.
+    """Create the data folder `out` from text.
 
-    Only `train` determines the vocabulary. `scheduler` is the address of a Dask scheduler whose
-    workers read the texts, or `local`; it does not change the result. Raises ValueError or OSError
-    for invalid input, without creating the folder.
+    `splits` maps `train`, `valid` and `test` to file names, globs, URLs or `-` for standard input.
+    The vocabulary is built from `train` only. Splits can be left out; without `train`,
+    `options.vocabulary` is required.
+
+    `processes` worker processes read the texts; with more than one, call this under
+    `if __name__ == "__main__":`. `scheduler` is the address of a Dask scheduler whose workers read
+    the texts instead, or `local` for a temporary cluster of `processes` workers. Neither changes
+    the result. `report` is a progress callback.
+
+    Raises ValueError or OSError for invalid input, without creating the folder.
     """
     options = options or Options()
     refuse_existing(out)
-    sources = _sources(splits, options)
+    sources = _expand_sources(splits, options)
     vocabulary, codes = _load_vocabulary_and_codes(options)
     names = None if options.names is None else load_names(os.fspath(options.names))
     with _workers(processes, scheduler) as (map_in_order, chunk_bytes), new_folder(out) as folder:
@@ -144,7 +154,7 @@ def prepare(
         vocabulary.save(folder / VOCABULARY_FILE)
         if codes is not None:
             codes.save(folder / CODES_FILE)
-        metadata = _metadata(options, vocabulary, codes, split_metadata)
+        metadata = _build_metadata(options, vocabulary, codes, split_metadata)
         write_record(folder / METADATA_FILE, metadata)
         seal(folder, {split.file: split.sha256 for split in split_metadata.values()})
     return DataFolder(Path(out), metadata, vocabulary)
@@ -162,10 +172,11 @@ def prepare_corpus(
 ) -> DataFolder:
     """Create a data folder from a bundled or downloadable corpus.
 
-    Downloads are stored in `cache`.
+    Downloads are stored in `cache` (default: `~/.cache/zipflm`). For the other arguments, see
+    `prepare`.
     """
     refuse_existing(out)
-    _load_vocabulary_and_codes(options or Options())
+    _load_vocabulary_and_codes(options or Options())  # report invalid files before the download
     cache = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
     with corpus_texts(corpus, cache, report) as splits:
         return prepare(
@@ -186,7 +197,7 @@ def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[MapInOrder
 
 
 def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Codes | None]:
-    """Load the vocabulary and codes named in the options, before any text is read."""
+    """Return the vocabulary and codes of the options, loaded if they are files."""
     vocabulary, codes = options.vocabulary, options.bpe_codes
     if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
         name = os.fspath(vocabulary)
@@ -196,7 +207,9 @@ def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Cod
     return vocabulary, codes
 
 
-def _sources(splits: Mapping[str, Iterable[Source]], options: Options) -> dict[str, list[str]]:
+def _expand_sources(
+    splits: Mapping[str, Iterable[Source]], options: Options
+) -> dict[str, list[str]]:
     unknown = set(splits) - set(SPLITS)
     if unknown:
         raise ValueError(f"split {min(unknown)!r}: choose from {', '.join(SPLITS)}")
@@ -217,7 +230,7 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
-            first = split_of.setdefault(identity(name), split)
+            first = split_of.setdefault(canonical_name(name), split)
             if first != split:
                 raise ValueError(
                     f"{name}: used for both {first} and {split}; use it in one split only"
@@ -257,7 +270,7 @@ def _read(
 
 def _build_vocabulary(options: Options, codes: Codes | None, counts: dict[str, int]) -> Vocabulary:
     if codes is not None:
-        counts = _piece_counts(codes, counts)
+        counts = _count_pieces(codes, counts)
     min_count = options.resolved_min_count
     vocabulary = Vocabulary.from_counts(counts, min_count=min_count, max_size=options.max_size)
     if not vocabulary.num_words:
@@ -268,12 +281,12 @@ def _build_vocabulary(options: Options, codes: Codes | None, counts: dict[str, i
     return vocabulary
 
 
-def _piece_counts(codes: Codes, counts: dict[str, int]) -> dict[str, int]:
-    total: dict[str, int] = {}
+def _count_pieces(codes: Codes, counts: dict[str, int]) -> dict[str, int]:
+    totals: dict[str, int] = {}
     for pieces, count in zip(codes.split(list(counts)), counts.values(), strict=True):
         for piece in pieces:
-            total[piece] = total.get(piece, 0) + count
-    return total
+            totals[piece] = totals.get(piece, 0) + count
+    return totals
 
 
 def _write_split(
@@ -290,14 +303,16 @@ def _write_split(
     encoding = Encoding(words, vocabulary, codes)
     digests, text_hash = word_digests(words), hashlib.sha256()
     path = folder / f"{split}.tokens"
-    num_words, unknown, blank = scanned.num_tokens, 0, 0
+    num_words = scanned.num_tokens  # a line end counts as a word
+    unknown = num_blank_lines = 0
     with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
         for numbers, indices in scanned.chunks():
             ids, ends = encoding.apply(numbers, indices)
             writer.write(ids, ends)
             text_hash.update(digests[numbers][indices].data)
             unknown += int(np.count_nonzero(ids == UNKNOWN))
-            blank += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
+            num_blank_lines += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
+            # `report` expects bytes. Four per word are only an estimate.
             report(f"writing {split}", 4 * len(indices), 4 * num_words)
     num_bytes = continued = literal_unknown = 0
     for word, count in scanned.word_counts().items():
@@ -306,7 +321,8 @@ def _write_split(
             continued += count
         elif word == SPECIALS[UNKNOWN]:
             literal_unknown += count
-    # The text itself may contain `<unk>`, which is not out of vocabulary.
+    # A literal `<unk>` in the text is not out of vocabulary. In a vocabulary with a second entry
+    # `<unk>` (`Vocabulary.load`), it has another id and is not included in `unknown`.
     if vocabulary.id(SPECIALS[UNKNOWN]) != UNKNOWN:
         literal_unknown = 0
     return SplitMetadata(
@@ -318,7 +334,7 @@ def _write_split(
         out_of_vocabulary=unknown - literal_unknown,
         # Each word adds a space and each line a newline, except that the last word of a line adds
         # no space.
-        bytes=num_bytes + num_words - (scanned.num_sentences - blank),
+        bytes=num_bytes + num_words - (scanned.num_sentences - num_blank_lines),
         continued=continued,
         types=len(words),
         sha256=file_hash(path),
@@ -327,7 +343,7 @@ def _write_split(
     )
 
 
-def _metadata(
+def _build_metadata(
     options: Options,
     vocabulary: Vocabulary,
     codes: Codes | None,
@@ -344,12 +360,12 @@ def _metadata(
         options=PrepareOptions(
             min_count=None if options.vocabulary else options.resolved_min_count,
             max_size=options.max_size,
-            vocabulary=_name(options.vocabulary),
+            vocabulary=_describe_source(options.vocabulary),
             bpe=options.bpe,
-            bpe_codes=_name(options.bpe_codes),
+            bpe_codes=_describe_source(options.bpe_codes),
             errors=options.errors,
             ids=options.ids,
-            names=_name(options.names),
+            names=_describe_source(options.names),
         ),
         bpe=None
         if codes is None
@@ -357,7 +373,7 @@ def _metadata(
     )
 
 
-def _name(source: Source | Vocabulary | Codes | None) -> str | None:
+def _describe_source(source: Source | Vocabulary | Codes | None) -> str | None:
     if isinstance(source, Vocabulary | Codes):
         return f"loaded, hash {source.hash}"
     return None if source is None else str(source)

@@ -39,7 +39,7 @@ Rename = Callable[[list[str]], list[str]]
 """Replaces the words of a chunk with other names."""
 
 LINE_END = "\0"
-"""The word that marks the end of a line. Texts that contain NUL are rejected."""
+"""The word that marks the end of a line. `clean` ensures that texts do not contain NUL."""
 
 _Word = TypeVar("_Word", str, bytes)
 
@@ -100,6 +100,7 @@ class Scan:
 
     @property
     def num_tokens(self) -> int:
+        """Number of words and line ends."""
         return int(self.counts.sum())
 
     @property
@@ -212,7 +213,8 @@ def _plain_spaces(data: bytes) -> bytes:
 def clean(chunk: Chunk, data: bytes, errors: Errors) -> bytes:
     """Return the text with `\\n` after every line, including the last, and no byte order mark.
 
-    A NUL byte raises ValueError. `errors="replace"` replaces NUL and invalid UTF-8 with U+FFFD.
+    With `errors="strict"`, a NUL byte raises ValueError; UTF-8 is not checked. With `replace`, NUL
+    and invalid UTF-8 become U+FFFD.
     """
     if (nul := data.find(0)) >= 0 and errors == "strict":
         raise _invalid_bytes(chunk, nul, "a NUL byte")
@@ -245,9 +247,9 @@ def map_in_processes(
 ) -> Iterator[tuple[Chunk, ScannedChunk]]:
     """Run a task in worker processes, as a `MapInOrder`, with few chunks pending at a time."""
     # Process a single chunk here: starting processes takes seconds.
-    first = list(islice(chunks, 2))
-    chunks = chain(first, chunks)
-    if processes == 1 or len(first) < 2:
+    first_two = list(islice(chunks, 2))
+    chunks = chain(first_two, chunks)
+    if processes == 1 or len(first_two) < 2:
         yield from ((chunk, task(chunk)) for chunk in chunks)
         return
     # Not fork: this process may have threads (a progress bar, torch).

@@ -18,7 +18,7 @@ from zipflm.data.vocabulary import SPECIALS, UNKNOWN
 _CLOSING = frozenset(".,;:!?%)]}\u2026\u201d\u00bb\u00b0\u2032\u2033\u3002\uff0c\u3001\uff01\uff1f")
 _OPENING = frozenset("([{\u201c\u2018\u201e\u00ab\u00bf\u00a1$#@\u00a3\u20ac\u00a5\u20b9``")
 _TIGHT = frozenset("/\u2014\u2044")  # no space on either side
-_RUN = re.compile(r"\.{2,}|[!?]{2,}")
+_REPEATED_MARKS = re.compile(r"\.{2,}|[!?]{2,}")
 _WIKITEXT_MARKS = {"@-@": "-", "@,@": ",", "@.@": "."}
 _NO_SPACES_BETWEEN = re.compile(
     # Han, Kana, Thai, Lao, Burmese, Khmer, and their punctuation.
@@ -48,7 +48,7 @@ class Joiner:
         """Return whether a space can precede the word, and whether one can follow it."""
         if self._rule == "whitespace":
             return True, True
-        if word in _CLOSING or _RUN.fullmatch(word):
+        if word in _CLOSING or _REPEATED_MARKS.fullmatch(word):
             return False, True
         if word in _OPENING:
             return True, False
@@ -101,13 +101,14 @@ _T = TypeVar("_T")
 def cache_short(function: Callable[[str], _T]) -> Callable[[str], _T]:
     """Cache the results for short strings.
 
-    In languages without spaces, a token can be as long as a line, so a cache of all would be large.
+    In languages without spaces, a token can be as long as a line, so caching all would take much
+    memory.
     """
     cached = lru_cache(_MAX_CACHED)(function)
     return lambda text: cached(text) if len(text) <= _MAX_CACHED_CHARS else function(text)
 
 
-class Piece(NamedTuple):
+class WordSpan(NamedTuple):
     """A word and its span in the text."""
 
     word: str
@@ -121,25 +122,25 @@ class Splitter:
 
     def __init__(self, splitting: Splitting) -> None:
         self.splitting = splitting
-        self._pieces_of = _RULES[splitting.rule](splitting.lowercase)
-        self.token: Callable[[str], tuple[Piece, ...]] = cache_short(self._split)
+        self._split_by_rule = _RULES[splitting.rule](splitting.lowercase)
+        self.token: Callable[[str], tuple[WordSpan, ...]] = cache_short(self._split)
         """Returns the words of a token without whitespace."""
 
-    def words(self, line: str) -> list[Piece]:
+    def words(self, line: str) -> list[WordSpan]:
         """Return the words of a line with their spans. The text between them is whitespace."""
-        pieces: list[Piece] = []
+        spans: list[WordSpan] = []
         for match in _TOKEN.finditer(line):
             offset = match.start()
             for word, start, end in self.token(match[0]):
-                pieces.append(Piece(word, offset + start, offset + end))
-        return pieces
+                spans.append(WordSpan(word, offset + start, offset + end))
+        return spans
 
     def words_of(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
         """Yield the words of each token, without spans."""
         for token in tokens:
             words = self._split_simple(token)  # not worth caching
             if words is None:
-                words = tuple([piece.word for piece in self.token(token)])
+                words = tuple([span.word for span in self.token(token)])
             elif self.splitting.lowercase:
                 words = tuple(map(lowercase, words))
             yield words
@@ -153,11 +154,11 @@ class Splitter:
         """Return a `Joiner` for the words of one line."""
         return Joiner(self.splitting.rule)
 
-    def _split(self, token: str) -> tuple[Piece, ...]:
-        pieces = self._pieces_of(token)
+    def _split(self, token: str) -> tuple[WordSpan, ...]:
+        spans = self._split_by_rule(token)
         if self.splitting.lowercase:
-            pieces = [piece._replace(word=lowercase(piece.word)) for piece in pieces]
-        return tuple(pieces)
+            spans = [span._replace(word=lowercase(span.word)) for span in spans]
+        return tuple(spans)
 
     def _split_simple(self, token: str) -> tuple[str, ...] | None:
         """Split letters and digits with at most one mark. Return None for other tokens.
@@ -184,11 +185,11 @@ def lowercase(word: str) -> str:
     return word if lowered in SPECIALS else lowered
 
 
-_Rule = Callable[[str], list[Piece]]
+_Rule = Callable[[str], list[WordSpan]]
 
 
 def _whitespace(lowercased: bool) -> _Rule:
-    return lambda token: [Piece(token, 0, len(token))]
+    return lambda token: [WordSpan(token, 0, len(token))]
 
 
 # --- words ---
@@ -221,7 +222,7 @@ _WORDS = rf"""(?x)
 
 def _words(lowercased: bool) -> _Rule:
     parts = _compiled(_WORDS)
-    return lambda token: [Piece(word, start, end) for word, (start, end) in parts(token)]
+    return lambda token: [WordSpan(word, start, end) for word, (start, end) in parts(token)]
 
 
 # --- wikitext ---
@@ -267,7 +268,8 @@ _PART_OF_NUMBER = re.compile(r"-?\d+|[.,]")
 
 
 def _wikitext(lowercased: bool) -> _Rule:
-    """Return the rule. It knows lowercased forms, so splitting its result again changes nothing."""
+    """Return the rule. With `lowercased`, it also knows lowercase abbreviations, so that splitting
+    its result again changes nothing."""
     endings, abbreviations = _AFTER_APOSTROPHE.split(), _ABBREVIATIONS.split()
     endings += [form(word) for word in endings for form in (str.lower, str.upper)]
     if lowercased:
@@ -277,22 +279,22 @@ def _wikitext(lowercased: bool) -> _Rule:
     pattern = _WIKITEXT.replace("ABBREVIATIONS", "|".join(abbreviations))
     parts = _compiled(pattern.replace("AFTER_APOSTROPHE", "|".join(endings)))
 
-    def split(token: str) -> list[Piece]:
+    def split(token: str) -> list[WordSpan]:
         if len(token) == 1:  # keep typographic marks, which also occur in WikiText
-            return [Piece(token, 0, 1)]
-        pieces: list[Piece] = []
+            return [WordSpan(token, 0, 1)]
+        spans: list[WordSpan] = []
         for part, (start, end) in parts(token):
             if (
                 part == "-"
                 and _is_alnum(token[start - 1 : start])
                 and _is_alnum(token[end : end + 1])
             ):
-                pieces.append(Piece("@-@", start, end))
+                spans.append(WordSpan("@-@", start, end))
             elif _NUMBER.fullmatch(part):
-                pieces += _number(part, start)
+                spans += _number(part, start)
             else:
-                pieces.append(Piece(part.translate(_PLAIN_MARKS), start, end))
-        return pieces
+                spans.append(WordSpan(part.translate(_PLAIN_MARKS), start, end))
+        return spans
 
     return split
 
@@ -301,10 +303,10 @@ def _is_alnum(character: str) -> bool:
     return character != "" and unicodedata.category(character)[0] in "LMN"
 
 
-def _number(part: str, offset: int) -> Iterator[Piece]:
+def _number(part: str, offset: int) -> Iterator[WordSpan]:
     for match in _PART_OF_NUMBER.finditer(part):
         word = f"@{match[0]}@" if match[0] in ".," else match[0]
-        yield Piece(word, offset + match.start(), offset + match.end())
+        yield WordSpan(word, offset + match.start(), offset + match.end())
 
 
 _RULES: dict[str, Callable[[bool], _Rule]] = {

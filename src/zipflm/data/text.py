@@ -1,8 +1,8 @@
-"""Read text as chunks of whole lines, from files, URLs, globs or standard input.
+"""Read text as chunks of complete lines, from files, URLs or standard input, and expand globs.
 
 Compressed files are decompressed, and other encodings are converted to UTF-8. Empty files and
 extremely long lines are errors. URLs are read with fsspec. Local files are not: fsspec cannot open
-pipes, accepts a truncated .zst, and reads only the first member of a .zip.
+pipes and accepts a truncated .zst.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from zipflm.messages import unquoted
 
 CHUNK_BYTES = 1 << 22
 MAX_LINE_BYTES = 1 << 24
-"""A file with a longer line is not text, or has no line ends. A line may exceed this by up to
-`CHUNK_BYTES`, because it is counted from the end of a chunk."""
+"""A file with a longer line is not text, or has no line ends. A line can exceed this by up to the
+chunk size, because only the bytes beyond a full chunk are counted."""
 
 STDIN = "-"
 UTF_8 = "utf-8"
@@ -38,24 +38,24 @@ ENCODING_HINT = "decompress it, set encoding (latin-1, cp1252, utf-16, ...)"
 _STORED_BYTES = 1 << 12
 """Bytes of a .zst file to decompress per step. Four bytes can expand to 128 KiB, so this limits the
 memory that a malicious file can use."""
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # maximum bytes per read from other files
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-_URL = re.compile(r"[a-z][a-z0-9+]+://.")  # a single letter is a drive
+_URL = re.compile(r"[a-z][a-z0-9+]+://.")  # a single letter is a Windows drive
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 """Raised when decompressing damaged files."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of one source, starting at byte `start` of its uncompressed text."""
+    """Complete lines of one source, starting at byte `start` of its uncompressed UTF-8 text."""
 
     source: str
     start: int
     size: int
     data: bytes | None
-    """None for an uncompressed file, from which a worker reads `size` bytes at `start`."""
+    """The text, or None for an uncompressed UTF-8 file or URL, which `read` opens."""
     consumed: int
-    """Number of stored (compressed) bytes of this chunk, for progress bars."""
+    """Number of stored (possibly compressed) bytes of this chunk, for progress bars."""
 
     def read(self) -> bytes:
         if self.data is not None:
@@ -100,7 +100,8 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
 def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
     """Return the files for names, URLs and globs. `-` is standard input.
 
-    Raises FileNotFoundError if a name or glob matches no file.
+    Raises FileNotFoundError if a name or glob matches no file, IsADirectoryError for a folder, and
+    ValueError if `-` is repeated.
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
@@ -141,13 +142,13 @@ def _folder(name: str) -> IsADirectoryError:
     return IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
 
 
-def identity(name: str) -> str:
-    """Return a canonical name, which is equal for two paths of the same file."""
+def canonical_name(name: str) -> str:
+    """Return a name that is equal for two paths of the same file."""
     return name if name == STDIN or is_url(name) else os.path.realpath(name)
 
 
 def stored_size(names: Iterable[str]) -> int | None:
-    """Return the total stored bytes, or None if a source is standard input or a pipe."""
+    """Return the total stored bytes, or None if one is unknown (standard input, a pipe)."""
     total = 0
     for name in names:
         if is_url(name):
@@ -179,10 +180,10 @@ def check_encoding(encoding: str) -> str:
 def chunks(
     name: str, size: int = CHUNK_BYTES, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[Chunk]:
-    """Yield the chunks of one source in order, each ending at a line end.
+    """Yield the chunks of one source in order, each of about `size` bytes and ending at a line end.
 
     In encodings other than UTF-8, invalid bytes raise ValueError, or become U+FFFD if `errors` is
-    `replace`. Invalid UTF-8 is not checked here.
+    `replace`. UTF-8 is not validated here.
     """
     encoding = check_encoding(encoding)
     is_stored = is_url(name) or os.path.isfile(name)  # not standard input or a pipe
@@ -190,7 +191,7 @@ def chunks(
         yield from _ranges(name, size)
         return
     start = 0
-    for data, consumed in _whole_lines(name, size, encoding, errors):
+    for data, consumed in _read_lines(name, size, encoding, errors):
         yield Chunk(shown(name), start, len(data), data, consumed)
         start += len(data)
 
@@ -198,13 +199,13 @@ def chunks(
 def line_groups(
     name: str, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[tuple[list[bytes], int]]:
-    """Yield all lines that have arrived, without line ends, and their number of stored bytes.
+    """Yield lines as they arrive, without line ends, and their number of stored bytes.
 
-    Unlike `chunks` this does not wait for more: a program that writes to a pipe line by line may
-    be waiting for a response. Lines end at line feeds, carriage returns, or both.
+    Unlike `chunks`, this does not wait for more: a program that writes to a pipe line by line may
+    be waiting for a response. Lines end with a line feed, a carriage return, or both.
     """
     is_first = True
-    for data, consumed in _whole_lines(name, 1, check_encoding(encoding), errors):
+    for data, consumed in _read_lines(name, 1, check_encoding(encoding), errors):
         lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         if is_first:
             lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
@@ -229,8 +230,8 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
             start = end
 
 
-def _whole_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
-    """Yield whole lines, at least `size` bytes at a time, and their number of stored bytes."""
+def _read_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
+    """Yield complete lines, about `size` bytes at a time, and their number of stored bytes."""
     buffer, start, consumed_before, consumed = bytearray(), 0, 0, 0
     for data, consumed in _blocks(name, encoding, errors):
         buffer += data

@@ -1,8 +1,9 @@
 """Token files: the memory-mapped ids of one split and the offsets of its sentences.
 
 Layout, little endian: a 128-byte header (magic, version, bytes per id, numbers of tokens and
-sentences, vocabulary size and hash), the ids in the smallest integer type, padding to a multiple
-of 8 bytes, then one uint64 offset per sentence start and the end of the last sentence.
+sentences, vocabulary size and hash), the ids in the smallest unsigned type that fits the
+vocabulary, padding to a multiple of 8 bytes, then one uint64 offset per sentence start and the end
+of the last sentence.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Tokens(Protocol):
     @property
     def offsets(self) -> NDArray[Any]: ...
 
-    def require_whole(self) -> None:
+    def require_readable(self) -> None:
         """Raise ValueError if the tokens can no longer be read."""
 
 
@@ -57,7 +58,7 @@ class TokenArray:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def require_whole(self) -> None:
+    def require_readable(self) -> None:
         """Do nothing: tokens in memory cannot change."""
 
     @classmethod
@@ -87,7 +88,7 @@ class TokenFile:
             self._size = os.fstat(file.fileno()).st_size
             if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
                 raise ValueError(f"{self.path}: not a zipflm token file, or truncated")
-            # The map keeps the file open, so `require_whole` can detect a change of its size.
+            # The map keeps the file open, so `require_readable` can detect a change of its size.
             self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
         _, version, width, tokens, self.num_sentences, self.vocabulary_size, digest = (
             _HEADER.unpack_from(header)
@@ -114,7 +115,7 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def require_whole(self) -> None:
+    def require_readable(self) -> None:
         """Raise ValueError if the file size has changed since it was opened.
 
         Reading a mapped file past its end would kill the process.
@@ -136,7 +137,7 @@ class TokenWriter:
         self.num_tokens: int = 0
         self.num_sentences: int = 0
         self._file = open(path, "w+b")
-        # Offsets go to a temporary file: a billion words have thirty million of them.
+        # Offsets go to a temporary file: a corpus of a billion words has thirty million sentences.
         self._offsets_path = f"{os.fspath(path)}.offsets"
         self._offsets = open(self._offsets_path, "w+b")
         self._file.write(b"\0" * _HEADER_SIZE)

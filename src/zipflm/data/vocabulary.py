@@ -30,7 +30,7 @@ _MAX_DIGITS = 18  # so that counts fit into 64 bits
 
 
 class Vocabulary:
-    """Maps words to ids. `words[id]` and `counts[id]` map back; special tokens have count 0."""
+    """Maps words to ids. `words` and `counts` are indexed by id; special tokens have count 0."""
 
     def __init__(self, words: Iterable[str], counts: Iterable[int]) -> None:
         """Create a vocabulary from words in the order of their ids, special tokens first."""
@@ -53,7 +53,7 @@ class Vocabulary:
         max_size: int | None = None,
         multiple: int = 8,
     ) -> Vocabulary:
-        """Create a vocabulary sorted by count, then by code point.
+        """Create a vocabulary sorted by descending count, then by code point.
 
         `max_size` includes the special tokens, but not the padding to a multiple of `multiple`.
         """
@@ -143,7 +143,7 @@ class Vocabulary:
 
     @property
     def num_words(self) -> int:
-        """Number of entries without special tokens and fillers."""
+        """Number of entries with a count, so without special tokens and fillers."""
         return int(np.count_nonzero(self.counts[len(SPECIALS) :]))
 
 

@@ -1,7 +1,9 @@
 """Cut a token stream into windows that score every token once, and group them into batches.
 
-Section 4.3 of the paper. Example: with `block=5, context=2`, ten tokens are cut into the parts
-0-3, 3-6, 6-9 and 9-10. The second window is 1-6, and its targets 3, 4 and 5 are scored.
+A window is the range of tokens that the model predicts in one row. It consists of context, whose
+predictions are not scored, and a part of the stream that is scored (section 4.3 of the paper).
+Ranges exclude their end. Example: with `block=5, context=2`, ten tokens are cut into the parts 0-3,
+3-6, 6-9 and 9-10. The second window is 1-6, and its targets 3, 4 and 5 are scored.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from zipflm.config import Blocks, BreakMode
 from zipflm.data.token_file import Tokens
 
 _PER_STEP = 1 << 14
-"""Sentences or windows per step. Their arrays fit into the CPU cache."""
-_SMALL_FRACTION = 8
-"""A batch below 1/8 of the token limit does not keep the device busy."""
+"""Number of sentences or windows per step. Their arrays fit into the CPU cache."""
+_SMALL_BATCH_DIVISOR = 8
+"""A batch with less than 1/8 of the token limit does not keep the device busy."""
+
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows as positions in the stream: targets are `first` to `end`, scored from `start` on."""
+    """Windows in a stream: the targets are tokens `first` to `end`, scored from `start` on."""
 
     first: Positions
     start: Positions
@@ -37,19 +41,20 @@ class Windows:
 
 @dataclass(frozen=True)
 class Rows:
-    """Windows in the order in which they are batched."""
+    """Windows in the order in which they are batched. A window is a row of a batch."""
 
-    runs: Runs
-    """Window lengths."""
+    runs: RunLengths
+    """The lengths of the windows."""
     windows: Callable[[Positions], Windows]
     """Returns the windows at the given positions in this order."""
 
 
 def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
-    """Return the boundaries of the parts, ascending from 0 to the number of tokens.
+    """Return the boundaries of the parts to score, ascending from 0 to the number of tokens.
 
-    `none`: cut every `size` tokens; the last part may be shorter. `complete`: pack whole sentences
-    up to `size` tokens; a longer sentence is a separate part. `sentence`: one part per sentence.
+    `none`: cut every `size` tokens; the last part may be shorter. `complete`: fill each part with
+    full sentences up to `size` tokens; a longer sentence is a part of its own. `sentence`: one part
+    per sentence. `stream` is not supported.
     """
     if break_mode == "none":
         total = len(tokens.ids)
@@ -61,14 +66,15 @@ def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
     return offsets[firsts].astype(np.int64)
 
 
-def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool, streams: int = 1) -> Rows:
+def rows(tokens: Tokens, blocks: Blocks, *, sort_by_length: bool, streams: int = 1) -> Rows:
     """Return the windows of a stream in order, or sorted by length.
 
-    With break mode `stream`: the first window of each of `streams` segments, then the second of
-    each, and so on. All have the same nominal length, although the last of a segment is shorter.
+    Break mode `stream` cuts the text into `streams` segments. It returns the first window of each
+    segment, then the second of each, and so on. `runs` then gives all of them the length of a
+    block, although windows at the end of a segment may be shorter or empty.
     """
     if blocks.break_mode == "stream":
-        return _segments(len(tokens.ids), blocks.block, streams)
+        return _segment_rows(len(tokens.ids), blocks.block, streams)
     bounds = cut(tokens, blocks.break_mode, blocks.block - blocks.context)
     lengths = _window_lengths(bounds, blocks)
 
@@ -76,13 +82,13 @@ def rows(tokens: Tokens, blocks: Blocks, *, sorts: bool, streams: int = 1) -> Ro
         start, end = (bounds[index].astype(np.int64) for index in (parts, parts + 1))
         return with_context(start, end, blocks)
 
-    if not sorts:
-        return Rows(Runs.of(lengths), windows)
+    if not sort_by_length:
+        return Rows(RunLengths.of(lengths), windows)
     order = np.argsort(lengths, kind="stable")
-    return Rows(Runs.of(lengths[order]), lambda positions: windows(order[positions]))
+    return Rows(RunLengths.of(lengths[order]), lambda positions: windows(order[positions]))
 
 
-def _segments(total: int, block: int, num_segments: int) -> Rows:
+def _segment_rows(total: int, block: int, num_segments: int) -> Rows:
     length = -(-total // num_segments)
 
     def windows(positions: Positions) -> Windows:
@@ -92,11 +98,14 @@ def _segments(total: int, block: int, num_segments: int) -> Rows:
         return Windows(start, start, np.minimum(start + block, limit))
 
     num_rows = -(-length // block) * num_segments
-    return Rows(Runs(np.array([block]), np.array([num_rows])), windows)
+    return Rows(RunLengths(np.array([block]), np.array([num_rows])), windows)
 
 
 def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
-    """Return lengths in a small type, which sorts fast. Works in chunks that fit into the cache."""
+    """Return the window lengths, as uint16 if they fit because that sorts faster.
+
+    Works in chunks that fit into the CPU cache.
+    """
     chunks = []
     for at in range(0, len(bounds) - 1, _PER_STEP):
         near = bounds[at : at + _PER_STEP + 1].astype(np.int64)
@@ -106,7 +115,10 @@ def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
 
 
 def with_context(start: Positions, end: Positions, blocks: Blocks, earliest: int = 0) -> Windows:
-    """Return windows with the context from `earliest` on that fits into a block."""
+    """Return windows that score `start` to `end`, with up to `blocks.context` tokens before them.
+
+    The context is shorter where the window would exceed a block or begin before `earliest`.
+    """
     room = np.clip(blocks.block - (end - start), 0, blocks.context)
     return Windows(np.maximum(start - room, earliest), start, end)
 
@@ -116,11 +128,12 @@ def document_windows(
 ) -> Windows:
     """Return windows over independent documents of a stream, each scored from `starts` on.
 
-    Documents longer than a block are cut into parts of `block - context` tokens.
+    Documents that fit into a block are first, then the parts of `block - context` tokens of longer
+    ones. Context never includes another document. Documents without scored tokens are omitted.
     """
     fits = ends - document_starts <= blocks.block
-    whole, size = fits & (starts < ends), blocks.block - blocks.context
-    parts = [Windows(document_starts[whole], starts[whole], ends[whole])]
+    single, size = fits & (starts < ends), blocks.block - blocks.context
+    parts = [Windows(document_starts[single], starts[single], ends[single])]
     long = (document_starts[~fits], starts[~fits], ends[~fits])
     for document_start, start, end in zip(*long, strict=True):
         first = np.arange(start, end, size)
@@ -133,20 +146,23 @@ def document_windows(
     )
 
 
-def batched(windows: Windows, max_tokens: int, *, sorts: bool = True) -> Iterator[Windows]:
-    """Yield batches of up to `max_tokens` tokens including padding, sorted by length or in order.
+def batched(windows: Windows, max_tokens: int, *, sort_by_length: bool = True) -> Iterator[Windows]:
+    """Yield batches of up to `max_tokens` tokens including padding.
 
-    A batch that keeps the device busy does not grow if that needs more than 10% padding.
+    A longer window is a batch of its own. Padding adds at most 10% to a batch, except to one with
+    less than 1/8 of `max_tokens`. Without `sort_by_length`, windows keep their order.
     """
     lengths = _lengths(windows)
-    order: Positions = np.argsort(lengths, kind="stable") if sorts else np.arange(len(lengths))
+    order: Positions = np.arange(len(lengths))
+    if sort_by_length:
+        order = np.argsort(lengths, kind="stable")
     lengths, row = lengths[order], 0
     while row < len(lengths):
         candidates = lengths[row : row + max(1, max_tokens // int(lengths[row]))]
         longest = np.maximum.accumulate(candidates)
         used = np.cumsum(candidates)
         padded = longest * np.arange(1, len(candidates) + 1)
-        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL_FRACTION)
+        is_dense = (10 * padded <= 11 * used) | (used <= max_tokens // _SMALL_BATCH_DIVISOR)
         size = max(1, int(np.argmin(np.append((padded <= max_tokens) & is_dense, False))))
         yield windows[order[row : row + size]]
         row += size
@@ -157,11 +173,11 @@ def _lengths(windows: Windows) -> Positions:
 
 
 def _pack(offsets: NDArray[Any], size: int) -> Positions:
-    """Return the first sentence of each part of whole sentences, then the number of sentences."""
+    """Return the first sentence of each `complete` part, then the number of sentences."""
     firsts, sentence, total = array("q", [0]), 0, len(offsets) - 1
     while sentence < total:
-        # For many sentences i per step: the end of a part that starts with sentence i. The offsets
-        # used here fit into the cache.
+        # Compute in one step, for many sentences, where a part that starts with this sentence would
+        # end. The offsets used here fit into the CPU cache.
         start, stop = sentence, min(sentence + _PER_STEP, total)
         near = offsets[start : min(stop + size, total) + 1]
         limits = near[: stop - start] + np.asarray(size, dtype=offsets.dtype)
@@ -175,18 +191,17 @@ def _pack(offsets: NDArray[Any], size: int) -> Positions:
     return np.array(firsts, dtype=np.int64)
 
 
-Positions = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
-class Runs:
-    """Run-length encoded row lengths."""
+class RunLengths:
+    """Run-length encoded row lengths. A run is a sequence of adjacent rows of equal length."""
 
     lengths: Positions
+    """Row length of each run."""
     ends: Positions
+    """Index after the last row of each run."""
 
     @classmethod
-    def of(cls, lengths: NDArray[Any]) -> Runs:
+    def of(cls, lengths: NDArray[Any]) -> RunLengths:
         """Merge adjacent equal lengths."""
         ends = np.append(np.flatnonzero(lengths[1:] != lengths[:-1]) + 1, len(lengths))
         return cls(lengths[ends - 1].astype(np.int64), ends)
@@ -210,10 +225,10 @@ class Runs:
         return np.repeat(self.lengths[first : last + 1], np.diff(edges))
 
 
-def group(runs: Runs, max_tokens: int) -> Positions:
-    """Return batch boundaries over rows in the given order.
+def group(runs: RunLengths, max_tokens: int) -> Positions:
+    """Return the boundaries of batches of consecutive rows.
 
-    Batches are filled up to `max_tokens` including padding. A longer row is a separate batch.
+    Batches are filled up to `max_tokens` including padding. A longer row is a batch of its own.
     """
     bounds = array("q", [0])
     for length, end in zip(runs.lengths.tolist(), runs.ends.tolist(), strict=True):

@@ -94,7 +94,7 @@ def start_documents(
         windows = document_windows(begins, begins, ends, blocks)
         # Documents that fit into one window are first, followed by the parts of longer ones.
         fits = int(np.count_nonzero((sizes > 0) & (sizes <= blocks.block)))
-        parts_in_order = batched(windows[fits:], batch_tokens, sorts=False)
+        parts_in_order = batched(windows[fits:], batch_tokens, sort_by_length=False)
         plan = chain(batched(windows[:fits], batch_tokens), parts_in_order)
     extras = None
     if any(document.top or document.ranks or document.sources for document in documents):

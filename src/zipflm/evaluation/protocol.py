@@ -158,8 +158,8 @@ class Evaluation:
             [
                 f"perplexity  {scores.perplexity:.4f} per word ({scores.nats_per_word:.5f} nats)",
                 f"checkpoint  {self.checkpoint} of {self.run}",
-                f"scored      {protocol.tokens:,} tokens, {protocol.words:,} words, of these "
-                f"{protocol.eos:,} line ends and {protocol.unk:,} unknown",
+                f"scored      {protocol.tokens:,} tokens, {protocol.words:,} words, "
+                f"including {protocol.eos:,} line ends and {protocol.unk:,} unknown words",
                 f"protocol    block {blocks.block}, context {blocks.context}, break "
                 f"{blocks.break_mode}, {protocol.dtype}",
                 *(f"memory      {name}" for name in protocol.memory),

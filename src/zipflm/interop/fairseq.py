@@ -1,7 +1,7 @@
 """Import fairseq language models. fairseq itself is not needed.
 
 `fairseq_file` reads a checkpoint, `fairseq_options` converts options of old versions, and `_NAMES`
-below maps weight names. Unknown options and weights are errors.
+below maps weight names. Unknown weights are errors, as are unknown model options that are enabled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from zipflm.runs.checkpoint import Contents
 from zipflm.runs.folder import write_imported
 from zipflm.runs.records import ImportedState
 
-# Index of a layer, band or convolution in the name of a weight.
+# Index of a layer, vocabulary band or convolution in the name of a weight.
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 _SOFTMAX = "decoder.adaptive_softmax"
 _FUSED = re.compile(r"layers\.([0-9]+)\.self_attn\.in_proj_(weight|bias)")
@@ -96,7 +96,7 @@ _NAMES: dict[str, str | None] = {
 
 
 def model_config(options: Mapping[str, Any], vocab_size: int) -> ModelConfig:
-    """Return the config for the result of `latest_options`."""
+    """Return the model config for options from `latest_options`."""
     decoder = TransformerDecoder(
         dim=options["decoder_embed_dim"],
         num_layers=options["decoder_layers"],
@@ -178,18 +178,18 @@ def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
     weights: dict[str, Tensor] = {}
     unknown: list[str] = []
     for name, tensor in state.items():
-        renamed = _renamed_parts(name.removeprefix("decoder."), tensor, config)
-        if renamed is None:
+        converted = _convert_weight(name.removeprefix("decoder."), tensor, config)
+        if converted is None:
             unknown.append(unquoted(name))
         else:
-            weights |= renamed
+            weights |= converted
     if unknown:
         raise ValueError(f"unknown weights: {', '.join(sorted(unknown))}")
     return {name: tensor for name, tensor in weights.items() if not _is_copy(name, config.tie)}
 
 
-def _renamed_parts(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
-    """Return the weights that one of fairseq's becomes, or None if its name is unknown."""
+def _convert_weight(name: str, tensor: Tensor, config: ModelConfig) -> dict[str, Tensor] | None:
+    """Return our weights for one of fairseq's weights, or None if its name is unknown."""
     if name == "adaptive_softmax.head.weight" and config.output_bands is not None:
         num_words = config.output_bands.sizes[0]
         return {"output.embeddings.0": tensor[:num_words], "output.clusters": tensor[num_words:]}
@@ -221,9 +221,9 @@ def _is_copy(name: str, tie: Tie) -> bool:
 Source = str | PathLike[str]
 Unit = Literal["word", "bpe"]
 
-# About half of the entries of a sub-word dictionary carry a subword-nmt or sentencepiece marker. In
-# dictionaries of words such markers are very rare.
-_SHARE_OF_PIECES = 0.05
+# A dictionary with a larger share of subword-nmt or sentencepiece markers contains sub-words. About
+# half of their entries have one; in dictionaries of words, they are very rare.
+_MAX_MARKED_WORDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -243,8 +243,8 @@ def read_model(
 ) -> ImportedModel:
     """Read a checkpoint and the `dict.txt` of its training data.
 
-    By default the `unit` is detected from the dictionary. Raises ValueError or OSError, naming the
-    file, if a file is damaged, unsafe, unsupported or does not match.
+    The default `unit` is detected from the dictionary. Raises ValueError or OSError, naming the
+    file, if a file is damaged, unsafe or unsupported, or the two do not match.
     """
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
@@ -255,8 +255,8 @@ def read_model(
         model = model_config(options, len(vocabulary))
         weights = model_weights(file.weights, model)
         _check_weights(weights, file.weights, model)
-        config = _run_config(model, options, unit or _unit(dictionary, vocabulary))
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # values of any type
+        config = _run_config(model, options, unit or _detect_unit(dictionary, vocabulary))
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # options have any type
         raise ValueError(f"{checkpoint}: {error}") from None
     # Copied, because the tensors are views of the mapped file.
     weights = {n: t.detach().to(torch.float32, copy=True).contiguous() for n, t in weights.items()}
@@ -282,20 +282,20 @@ def _check_weights(
         ) from None
 
 
-def _unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
-    if 1 - vocabulary.ends_word.mean() > _SHARE_OF_PIECES:
+def _detect_unit(dictionary: Source, vocabulary: Vocabulary) -> Unit:
+    if 1 - vocabulary.ends_word.mean() > _MAX_MARKED_WORDS:
         return "bpe"
-    foreign = sum(word.startswith("\u2581") for word in vocabulary.words)
-    if foreign > _SHARE_OF_PIECES * len(vocabulary):
+    num_marked = sum(word.startswith("\u2581") for word in vocabulary.words)
+    if num_marked > _MAX_MARKED_WORDS * len(vocabulary):
         raise ValueError(
-            f"{dictionary}: {foreign} of {len(vocabulary)} entries start with \u2581, the marker "
-            f"of sentencepiece; zipflm supports only subword-nmt pieces ({CONTINUES})"
+            f"{dictionary}: {num_marked} of {len(vocabulary)} entries start with \u2581, the "
+            f"marker of sentencepiece; zipflm supports only subword-nmt pieces ({CONTINUES})"
         )
     return "word"
 
 
 def _run_config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> Config:
-    """Return the config of a run. Training options are not converted."""
+    """Return the config of a run. Of the training options, only the block length is converted."""
     block = options.get("tokens_per_sample") or BatchConfig().block
     tokens = max(block, BatchConfig().tokens)
     return Config(
@@ -316,8 +316,8 @@ def import_run(
     """Create the run folder `out`. The run can be evaluated and analyzed, but not resumed.
 
     Pass the `bpe_codes` and `splitting` of the training text, so that raw text is split the same
-    way. Raises ValueError or OSError, naming the file, if a file is damaged, unsafe, unsupported or
-    does not match, and FileExistsError if `out` exists and is not an empty folder.
+    way. Raises ValueError or OSError, naming the file, if a file is damaged, unsafe or unsupported,
+    or the files do not match, and FileExistsError if `out` exists and is not an empty folder.
     """
     codes = None if bpe_codes is None else Codes.load(bpe_codes)
     model = read_model(checkpoint, dictionary, unit=None if codes is None else "bpe")

@@ -1,8 +1,8 @@
 """Read options and weights of a fairseq checkpoint, without fairseq and without running its code.
 
 torch's restricted loader reads the file. Objects of fairseq, omegaconf and a few other classes are
-replaced by placeholders that store their arguments; any other class is an error. Options are in
-`args`, a flat Namespace, or in `cfg`, by section.
+replaced by placeholders that store their arguments; a class that torch does not allow either is an
+error. Options are in `args`, a flat Namespace, or in `cfg`, by section.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _load(path: str | PathLike[str]) -> Any:
 
 
 def _inspect(file: BinaryIO) -> tuple[set[str], bool]:
-    """Verify the archive, and return the class names in it and whether it is uncompressed."""
+    """Verify the archive. Return the names it refers to, and whether it is uncompressed."""
     try:
         with zipfile.ZipFile(file) as archive:
             if (member := archive.testzip()) is not None:
@@ -115,8 +115,8 @@ def _inspect(file: BinaryIO) -> tuple[set[str], bool]:
             if program is None:
                 raise ValueError("the archive has no data.pkl")
             names = _names(io.BytesIO(archive.read(program)))
-            stored = all(info.compress_type == zipfile.ZIP_STORED for info in archive.infolist())
-            return names, stored
+            is_stored = all(i.compress_type == zipfile.ZIP_STORED for i in archive.infolist())
+            return names, is_stored
     except Exception as error:
         raise _damaged(error) from None
 
@@ -129,7 +129,7 @@ def _stream_names(file: BinaryIO) -> set[str]:
 
 
 def _names(stream: io.BytesIO | BinaryIO) -> set[str]:
-    """Return the global names in the next pickle of the stream, without running it."""
+    """Return the classes and functions that the next pickle refers to, without running it."""
     names = (name for opcode, name, _ in pickletools.genops(stream) if opcode.name == "GLOBAL")
     return {_python_3(str(name).replace(" ", ".")) for name in names}
 

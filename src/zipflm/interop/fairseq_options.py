@@ -35,7 +35,7 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "past_target": (False,),
     "output_dictionary_size": (-1,),
 }
-# Values of absent options: fairseq versions without these options behaved like this.
+# Values of absent options. fairseq versions without an option behaved as with this value.
 _WHEN_ABSENT: dict[str, Any] = {
     "adaptive_input": False,
     "adaptive_input_cutoff": None,
@@ -66,7 +66,7 @@ _IGNORED = """
     base_sublayers base_shuffle max_target_positions checkpoint_activations offload_activations
     min_params_to_wrap tpu
     scale_parameter
-""".split()  # the last one is Adafactor's
+""".split()  # scale_parameter is an option of Adafactor
 _KNOWN = {*_WHEN_ABSENT, *_REQUIRED, *_REQUIRED_BY_CHARACTERS, *_CONVERTED, *_IGNORED}
 # Prefixes that identify model options in a flat `args`, which also has training options.
 _PREFIXES = tuple(
@@ -93,7 +93,7 @@ def latest_options(
     for name in ("decoder_input_dim", "decoder_output_dim"):
         latest[name] = options.get(name) or options["decoder_embed_dim"]
     latest["no_decoder_final_norm"] = _has_no_final_norm(options, weights)
-    latest["tie_adaptive_proj"] = _ties_projections(latest, weights)
+    latest["tie_adaptive_proj"] = _has_tied_projections(latest, weights)
     return latest
 
 
@@ -159,7 +159,7 @@ def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]
     return "decoder.layer_norm.weight" not in weights
 
 
-def _ties_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
+def _has_tied_projections(latest: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
     """Decide by the shape of the first tail projection, or by options if it is absent or square."""
     tail = weights.get("decoder.adaptive_softmax.tail.0.0.weight")
     if tail is None or tail.ndim != 2 or tail.shape[0] == tail.shape[1]:

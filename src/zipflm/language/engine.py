@@ -126,7 +126,7 @@ class Engine:
             return hidden_TD[:-1], text[missing:]
         stream, one = np.append(END, text[:missing]), np.ones(1, dtype=np.int64)
         windows = document_windows(one, one, one + missing, self.blocks)
-        plan = batched(windows, self.batch_tokens, sorts=False)
+        plan = batched(windows, self.batch_tokens, sort_by_length=False)
         parts = [predicting(self.model, batch_of(stream, w), self.device)[0] for w in plan]
         return torch.cat([*parts, hidden_TD[:-1]]), text
 
@@ -222,7 +222,7 @@ class _Stream:
         if self._memory is not None and len(prefix):  # add the prefix to the memory
             start, end = np.array([[0], [len(prefix)]])
             windows = document_windows(start, start, end, blocks)
-            plan, memory = batched(windows, engine.batch_tokens, sorts=False), self._memory
+            plan, memory = batched(windows, engine.batch_tokens, sort_by_length=False), self._memory
             start_scoring(
                 engine.scorer, prefix, plan, device=engine.device, memory=memory.set_tokens(prefix)
             )
@@ -240,7 +240,7 @@ class _Stream:
         stream = np.concatenate([self._before, ids[:end]])
         windows = with_context(num_before + bounds[:-1], num_before + bounds[1:], blocks)
         memory = None if self._memory is None else self._memory.set_tokens(stream, seen=num_before)
-        plan = batched(windows, self._engine.batch_tokens, sorts=memory is None)
+        plan = batched(windows, self._engine.batch_tokens, sort_by_length=memory is None)
         device = self._engine.device
         scores = start_scoring(self._engine.scorer, stream, plan, device=device, memory=memory)
         self._before = stream[-(blocks.context + 1) :]

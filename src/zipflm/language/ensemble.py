@@ -85,7 +85,8 @@ class Ensemble:
         ]
         lines += [
             f"{'ensemble':{width}} {perplexity(self.nats):12.4f} {self.nats:9.5f}",
-            f"{self.words:,} words, of these {self.ends:,} line ends and {self.unknown:,} unknown",
+            f"{self.words:,} words, including {self.ends:,} line ends and {self.unknown:,} unknown "
+            "words",
             *(f"note: {note}" for note in self.notes),
             f"--weights {self.option}",
         ]

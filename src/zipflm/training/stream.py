@@ -89,7 +89,7 @@ class Stream:
         loader = Loader(
             share,
             self._process.device,
-            finds_unique_tokens=self._config.input.spells_words,
+            find_unique_tokens=self._config.input.spells_words,
         )
         self._batches = loader.epoch(0, self._consumed)
 

@@ -117,7 +117,7 @@ def _scored(run: Run, tokens: Tokens) -> Sums:
     learner.model.eval()
     with autocast(learner.precision, process.device):
         loaded = Loader(
-            batches, process.device, finds_unique_tokens=run.config.input.spells_words
+            batches, process.device, find_unique_tokens=run.config.input.spells_words
         ).epoch(0)
         sums = score_sums(nll, loaded, process.device, ends_word)
     local = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class View:
-    """The attention mask, positions and key-value cache of one call: a `Past` for the decoder."""
+    """The attention mask, positions and key-value cache of one call, as a `model.kv_cache.Past`."""
 
     def __init__(self, inputs: Tensor, cache: Any | None, mask_BS: Tensor | None) -> None:
         """Create the view of one call.
@@ -36,7 +36,7 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a call without mask and cache gives the same result."""
+        """True if a call without mask and cache gives the same result at all tokens."""
         return self._cache is None and self._is_padded_on_the_right
 
     @property
@@ -48,14 +48,14 @@ class View:
     def position(self) -> int | Tensor:
         return self._start if self._positions_BT is None else self._positions_BT
 
-    def visible(self, number: int) -> Tensor | None:
-        if self._mask_BS is None and (number == 1 or self._start == 0):
+    def visible(self, num_new: int) -> Tensor | None:
+        if self._mask_BS is None and (num_new == 1 or self._start == 0):
             return None
-        shape = (number, self._start + number)
+        shape = (num_new, self._start + num_new)
         causal_TS = torch.ones(shape, dtype=torch.bool, device=self._device).tril(self._start)
         if self._mask_BS is None:
             return causal_TS
-        # Padding attends to itself: attention to no position would be NaN.
+        # Padding attends to itself: a row of attention without any position would be NaN.
         return (causal_TS & self._mask_BS[:, None, None]) | causal_TS.triu(self._start)
 
     def admit(self, hidden_BTD: Tensor) -> None:
@@ -72,12 +72,12 @@ class View:
             )
         return keys_BHSK, values_BHSK
 
-    def advance(self, number: int) -> None:
+    def advance(self, num_new: int) -> None:
         pass
 
     @property
     def _is_padded_on_the_right(self) -> bool:
-        """Whether the causal mask alone hides all padding."""
+        """True if the causal mask alone hides all padding. Always False when compiling."""
         if self._mask_BS is None:
             return True
         if torch.compiler.is_compiling():  # no branch may depend on values
@@ -118,8 +118,8 @@ class EagerAttention(TorchFunctionMode):
         return F.dropout(weights_BHTS, dropout_p) @ value_BHSK
 
 
-def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Copy the vector of the last token to the padding after it.
+def copy_last_to_padding(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """Copy the vector of the last token of each row to the padding after it.
 
     The last position then always predicts the next token.
     """
@@ -131,7 +131,7 @@ def after_last_word(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
     """Return the mask as booleans, or None without padding.
 
-    It is always returned when compiling, because then no branch may depend on values.
+    When compiling, a mask is always returned, because no branch may depend on values.
     """
     if mask is None:
         return None
@@ -140,7 +140,7 @@ def _checked_mask(mask: Tensor | None, rows: int, width: int) -> Tensor | None:
             f"attention_mask.shape={tuple(mask.shape)}: expected {(rows, width)}, including the "
             "tokens in past_key_values, with 1 for tokens and 0 for padding"
         )
-    is_word_BS = mask != 0
+    is_token_BS = mask != 0
     if torch.compiler.is_compiling():
-        return is_word_BS
-    return None if bool(is_word_BS.all()) else is_word_BS
+        return is_token_BS
+    return None if bool(is_token_BS.all()) else is_token_BS

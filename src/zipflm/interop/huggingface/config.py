@@ -34,8 +34,8 @@ class ZipfConfig(PretrainedConfig):
     ) -> None:
         """Create a config. `zipflm` is a `zipflm.Config` as a dict (default: wikitext-103/ADP-T).
 
-        `updates` is the number of training updates. With `return_logits`, calls with labels also
-        return logits, which are large.
+        `updates` is the number of training updates so far. With `return_logits`, calls with labels
+        also return logits, which take much memory.
         """
         native = (
             preset("wikitext-103", "ADP-T")
@@ -68,13 +68,13 @@ class ZipfConfig(PretrainedConfig):
 
 
 def _derived(native: Config) -> dict[str, int]:
-    """Return fields under the names that other libraries expect."""
+    """Return the fields that other libraries expect, under their names."""
     return {
         "vocab_size": native.vocab_size,
         "hidden_size": native.decoder.dim,
         "num_hidden_layers": native.decoder.depth,
         "num_attention_heads": getattr(native.decoder, "num_heads", 1),
-        # Any length works; this is the window of `zipflm evaluate`.
+        # Any length works; this is the default block length of `zipflm evaluate`.
         "max_position_embeddings": native.batches.eval_block,
         "bos_token_id": END,
         "eos_token_id": END,

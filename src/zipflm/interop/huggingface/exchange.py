@@ -109,7 +109,7 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
     model.eval()
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
-    # As in `zipflm generate`, ids that are not words are never generated.
+    # Ids that are not words are never generated, as by default in `zipflm generate`.
     model.generation_config.suppress_tokens = _non_words(run.vocabulary)
     model.generation_config._from_model_config = False
     return model
@@ -124,8 +124,9 @@ def tokenizer_of(run: LoadedRun) -> ZipfTokenizer:
 def import_run(path: str | PathLike[str], out: Path) -> Config:
     """Import an exported folder as the run folder `out`. The run cannot be resumed.
 
-    Weights become float32. Raises ValueError or OSError, naming the file, if a file is missing,
-    damaged or does not match, and FileExistsError if `out` exists and is not an empty folder.
+    Weights become float32. Raises ValueError or OSError, naming the file or folder, if a file is
+    missing or damaged or the files do not match, and FileExistsError if `out` exists and is not an
+    empty folder.
     """
     contents, _ = _read(Path(path))
     write_imported(out, contents)
@@ -133,7 +134,7 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
 
 
 def load_exported(path: str | PathLike[str]) -> LoadedRun:
-    """Load an exported folder as a run in memory. Raises the same errors as `import_run`."""
+    """Load an exported folder as a run in memory. Raises ValueError or OSError if it is invalid."""
     folder = Path(path)
     contents, model = _read(folder)
     sums = [file_hash(file) for file in sorted(folder.glob("*.safetensors"))]
@@ -150,7 +151,10 @@ def load_exported(path: str | PathLike[str]) -> LoadedRun:
 
 
 def download(repository: str) -> Path:
-    """Download a model from the Hugging Face Hub to its cache and return the folder."""
+    """Download a model from the Hugging Face Hub to the cache of `huggingface_hub`.
+
+    Return the folder. Raises ValueError if the download fails.
+    """
     from huggingface_hub import snapshot_download
 
     try:
@@ -166,7 +170,7 @@ def download(repository: str) -> Path:
 def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder; use one from `zipflm export`")
-    _require_whole(folder)
+    _verify_checksums(folder)
     _require_zipflm_model(folder)
     try:
         with _quietly():
@@ -219,8 +223,8 @@ def _quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _require_whole(folder: Path) -> None:
-    """Compare all files with their checksums, if there are any."""
+def _verify_checksums(folder: Path) -> None:
+    """Compare all files with their checksums, if the folder has checksums."""
     if not (folder / CHECKSUMS).exists():
         return
     sums = read_checksums(folder, (_CONFIG, VOCABULARY_FILE))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from zipflm.interop.huggingface.attention import EagerAttention, View, after_last_word
+from zipflm.interop.huggingface.attention import EagerAttention, View, copy_last_to_padding
 from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.messages import quoted, unquoted
 from zipflm.model.inputs import CharacterEmbedding
@@ -19,7 +19,7 @@ from zipflm.model.language_model import LanguageModel
 _IGNORED = -100
 """Label that is ignored, as everywhere in `transformers`."""
 _MAX_NAMES = 5
-"""Number of weights to list in an error."""
+"""Maximum number of weights to list in an error."""
 
 
 class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
@@ -36,8 +36,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: ZipfConfig, model: LanguageModel | None = None) -> None:
         """Wrap `model` without copying, or create one with new weights.
 
-        With character input, `model` is required, because the config has no spellings. They are
-        added to its `state_dict`.
+        With character input, pass `model`, because the config does not contain the spellings of the
+        words. They are added to its `state_dict`.
         """
         super().__init__(config)
         self.model: LanguageModel = LanguageModel(config.native) if model is None else model
@@ -59,7 +59,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         output_loading_info: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Like the base class, but missing weights are an error instead of random values."""
+        """Like the base class, but missing, unexpected and mismatched weights are errors."""
         name = pretrained_model_name_or_path
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -89,14 +89,16 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Return log-probabilities of the next tokens, or the loss.
+        """Return log-probabilities of the next tokens as `logits`, or the loss if there are labels.
 
         `attention_mask` is 0 for padding, on either side. `labels` are the input ids, not shifted;
-        `loss` is the mean over all except the first, -100 and padding. `shift_labels` are already
-        shifted. `num_items_in_batch` replaces the number of labels when gradients are accumulated.
-        `inputs_embeds` replaces `get_input_embeddings()(input_ids)`. `logits_to_keep` is a number
-        of last positions, or their indices. `hidden_states` are those before every layer and the
-        normalized last ones.
+        `loss` is the mean over all except the first token of each row, labels of -100 and padding.
+        `shift_labels` are already shifted. The loss is divided by `num_items_in_batch`, if given,
+        instead of the number of labels. `inputs_embeds` replaces
+        `get_input_embeddings()(input_ids)`. With `return_logits` or `logits_to_keep`, calls with
+        labels also return logits. `logits_to_keep` is the number of last positions to return (0:
+        all), or the indices of positions. `hidden_states` are the inputs of every layer and the
+        output of the decoder.
         """
         # Not a parameter: generate() would pass its own, which count padding on the right.
         if kwargs.pop("position_ids", None) is not None:
@@ -147,9 +149,9 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             loss = self._loss(hidden_BTD, labels, shift_labels, view.mask_BT, num_items_in_batch)
         if return_logits is None:
             return_logits = self.config.return_logits
-        keeps_logits = not isinstance(logits_to_keep, int) or logits_to_keep != 0
+        should_keep_logits = not isinstance(logits_to_keep, int) or logits_to_keep != 0
         logits = None
-        if loss is None or return_logits or keeps_logits:
+        if loss is None or return_logits or should_keep_logits:
             logits = self._logits(hidden_BTD, view.mask_BT, logits_to_keep)
         # Any, because transformers declares them as FloatTensor.
         fields: dict[str, Any] = dict(
@@ -215,7 +217,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         self, hidden_BTD: Tensor, mask_BT: Tensor | None, logits_to_keep: int | Tensor
     ) -> Tensor:
         if mask_BT is not None:
-            hidden_BTD = after_last_word(hidden_BTD, mask_BT)
+            hidden_BTD = copy_last_to_padding(hidden_BTD, mask_BT)
         if isinstance(logits_to_keep, int):
             kept = hidden_BTD[:, slice(-logits_to_keep if logits_to_keep else None, None)]
         else:
@@ -238,14 +240,14 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
     ) -> None:
-        """Recompute activations except attention. The default function would also recompute it."""
+        """Recompute activations except attention, which the default function would recompute."""
         self.gradient_checkpointing = enable
         for index, layer in enumerate(self.model.decoder.layers):
             is_chosen = enable and index % every_n_layers == 0
             layer.recompute = "layer" if is_chosen else "none"  # type: ignore[assignment]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *_: Any, **__: Any) -> Any:
-        """Raise ValueError for a new size. Words are sorted by count; new ones have none."""
+        """Raise ValueError for a new size: ids are sorted by count, and new words have no count."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise ValueError(
                 f"new_num_tokens={new_num_tokens}: the vocabulary of {self.config.vocab_size} ids "

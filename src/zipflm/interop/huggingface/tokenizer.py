@@ -8,7 +8,7 @@ wrong ids.
 - A text starts with `</s>`, from which its first word is predicted (`add_bos_token=False` or
   `add_special_tokens=False` omits it).
 - A line end is also `</s>`. End a text with a line end to score it like a line of `zipflm score`.
-- Special tokens in a text are not parsed: `</s>` is read as `zipflm` reads it.
+- Special tokens in a text are not parsed: `</s>` in a text is encoded as in `zipflm prepare`.
 - Decoded text is readable. Ids that do not start with `</s>` are treated as a continuation and get
   a leading space if they need one.
 """
@@ -41,7 +41,7 @@ from zipflm.settings import read_record, write_record
 _LINE_END = Regex(r"\r\n|\r|\n")
 _LINE_ENDS = ("\r\n", "\r", "\n")
 # Whitespace as in Python. It includes \x1c to \x1f, which are not whitespace in Unicode.
-_WHITE_SPACE = Regex(
+_WHITESPACE = Regex(
     r"[\t-\r\x1c-\x20\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 )
 _BYTE_ORDER_MARK = "\ufeff"
@@ -63,7 +63,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         "splitting_file": SPLITTING_FILE,
     }
     model_input_names: list[str] = ["input_ids", "attention_mask"]
-    # Trainer assumes padding on this side. Generation works with either.
+    # Trainer assumes padding on the right. Generation works with either side.
     padding_side = "right"
 
     def __init__(
@@ -76,16 +76,17 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         encoder: TextEncoder | None = None,
         **kwargs: Any,
     ) -> None:
-        """Load the files of a checkpoint, or use an `encoder`.
+        """Load the files of an exported folder, or use an `encoder`.
 
-        `unit` is the meaning of an id: word or bpe. `text_hash` is a checksum of the files. BPE
-        codes and splitting rules are optional, so a missing file would otherwise go unnoticed.
+        `unit` is the meaning of an id: word or bpe. `text_hash` is a checksum of the contents of
+        the files: those of BPE codes and splitting rules are optional, so a missing one would
+        otherwise go unnoticed.
         """
         self.unit: Unit = unit
         self.text_encoder: TextEncoder = encoder or _encoder(
             vocabulary_file, codes_file, splitting_file
         )
-        _require_different_words(self.vocabulary)
+        _require_distinct_words(self.vocabulary)
         actual_hash = _text_hash(self.text_encoder)
         if text_hash not in (None, actual_hash):
             raise ValueError(
@@ -119,16 +120,16 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
     ) -> str:
         """Return readable text, in which `</s>` is a line end.
 
-        `skip_special_tokens` omits padding and the first and last `</s>`.
+        `skip_special_tokens` omits `<s>`, padding, and `</s>` at the start and the end.
         """
         ids = [token_ids] if isinstance(token_ids, int) else [int(id) for id in token_ids]
         for id in ids:
             if not 0 <= id < len(self.vocabulary):
-                raise ValueError(f"id {id}: outside the vocabulary of {len(self.vocabulary)} words")
-        words = [id for id in ids if id not in (BEGIN, PAD)]
-        is_continuation = words[:1] != [END]
+                raise ValueError(f"id {id}: outside the vocabulary of {len(self.vocabulary)} ids")
+        text_ids = [id for id in ids if id not in (BEGIN, PAD)]
+        is_continuation = text_ids[:1] != [END]
         if skip_special_tokens:
-            ids = words[:-1] if words[-1:] == [END] else words
+            ids = text_ids[:-1] if text_ids[-1:] == [END] else text_ids
             ids = ids if is_continuation else ids[1:]
         names = [self.vocabulary.words[id] for id in ids]
         return "".join(self._detokenizer.parts(names, is_continuation=is_continuation))
@@ -140,7 +141,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         legacy_format: bool | None = None,
         filename_prefix: str | None = None,
     ) -> tuple[str, ...]:
-        """Write the tokenizer files of a checkpoint and return their paths."""
+        """Write the vocabulary, BPE codes and splitting rule. Return the paths of all files."""
         folder, encoder = Path(save_directory), self.text_encoder
         paths = [folder / VOCABULARY_FILE]
         encoder.vocabulary.save(paths[0])
@@ -204,21 +205,21 @@ class _PreTokenizer:
         self._cached_parts = cache_short(self._parts)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        text.split(_lines)
-        text.split(_between_white_space)
-        text.split(self._tokens)
+        text.split(_split_lines)
+        text.split(_split_at_whitespace)
+        text.split(self._split_words)
 
-    def _tokens(self, _: int, part: NormalizedString) -> list[NormalizedString]:
+    def _split_words(self, _: int, part: NormalizedString) -> list[NormalizedString]:
         text = part.normalized
         if text in _LINE_ENDS:
-            return [_renamed(part, SPECIALS[END])]
+            return [_replace_text(part, SPECIALS[END])]
         parts = self._cached_parts(text)
         if len(parts) == 1:  # the common case
-            return [_renamed(part, parts[0][0])]
-        return [_renamed(_slice(part, start, end), name) for name, start, end in parts]
+            return [_replace_text(part, parts[0][0])]
+        return [_replace_text(_slice(part, start, end), name) for name, start, end in parts]
 
     def _parts(self, part: str) -> list[tuple[str, int, int]]:
-        """Return names and their spans."""
+        """Return the names of vocabulary entries and their spans."""
         words = self._encoder.vocabulary.words
         parts: list[tuple[str, int, int]] = []
         for _, span, ids in self._encoder.line(part):
@@ -228,7 +229,7 @@ class _PreTokenizer:
         return parts
 
 
-def _lines(index: int, text: NormalizedString) -> list[NormalizedString]:
+def _split_lines(index: int, text: NormalizedString) -> list[NormalizedString]:
     if index == 0 and text.normalized.startswith(_BYTE_ORDER_MARK):
         if len(text.normalized) == 1:
             return []
@@ -236,8 +237,8 @@ def _lines(index: int, text: NormalizedString) -> list[NormalizedString]:
     return text.split(_LINE_END, "isolated")
 
 
-def _between_white_space(_: int, line: NormalizedString) -> list[NormalizedString]:
-    return [line] if line.normalized in _LINE_ENDS else line.split(_WHITE_SPACE, "removed")
+def _split_at_whitespace(_: int, line: NormalizedString) -> list[NormalizedString]:
+    return [line] if line.normalized in _LINE_ENDS else line.split(_WHITESPACE, "removed")
 
 
 def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
@@ -262,7 +263,7 @@ class _Detokenizer:
         joiner = self._splitter.joiner()
         if is_continuation:
             joiner.add("word")  # any word
-        for word in self._whole_words(names):
+        for word in self._join_pieces(names):
             if word == SPECIALS[END]:
                 joiner = self._splitter.joiner()
                 parts.append("\n")
@@ -270,8 +271,8 @@ class _Detokenizer:
                 parts.append(joiner.add(word))
         return parts
 
-    def _whole_words(self, names: list[str]) -> Iterator[str]:
-        """Yield words. The last may be incomplete."""
+    def _join_pieces(self, names: list[str]) -> Iterator[str]:
+        """Yield words. If the last piece is missing, the last word is incomplete."""
         if self._unit == "word":
             yield from names
             return
@@ -285,7 +286,7 @@ class _Detokenizer:
             yield join(pieces).removesuffix(CONTINUES)
 
 
-def _renamed(part: NormalizedString, name: str) -> NormalizedString:
+def _replace_text(part: NormalizedString, name: str) -> NormalizedString:
     """Replace the text of a part and keep its position in the original."""
     text = part.normalized
     if text == name:
@@ -300,7 +301,7 @@ def _renamed(part: NormalizedString, name: str) -> NormalizedString:
 
 
 def _spans(names: list[str], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the spans of pieces, or the whole word for each if the lengths do not match."""
+    """Return the spans of pieces, or the span of the full word for each if lengths differ."""
     lengths = [len(name) - len(CONTINUES) for name in names[:-1]] + [len(names[-1])]
     if len(names) == 1 or sum(lengths) != end - start:
         return [(start, end)] * len(names)
@@ -333,7 +334,7 @@ def _encoder(words: str | None, codes: str | None, splitting: str | None) -> Tex
     )
 
 
-def _require_different_words(vocabulary: Vocabulary) -> None:
+def _require_distinct_words(vocabulary: Vocabulary) -> None:
     if len(vocabulary.index) != len(vocabulary):
         words = enumerate(vocabulary.words)
         repeated = next(word for id, word in words if vocabulary.index[word] != id)
