@@ -16,7 +16,7 @@ from zipflm.config import Rule, Splitting
 from zipflm.data.vocabulary import SPECIALS, UNKNOWN
 
 _CLOSING = frozenset(".,;:!?%)]}\u2026\u201d\u00bb\u00b0\u2032\u2033\u3002\uff0c\u3001\uff01\uff1f")
-_OPENING = frozenset("([{\u201c\u2018\u201e\u00ab\u00bf\u00a1$#@\u00a3\u20ac\u00a5\u20b9``")
+_OPENING = frozenset("([{\u201c\u2018\u201e\u00ab\u00bf\u00a1$#@\u00a3\u20ac\u00a5\u20b9`") | {"``"}
 _TIGHT = frozenset("/\u2014\u2044")  # no space on either side
 _REPEATED_MARKS = re.compile(r"\.{2,}|[!?]{2,}")
 _WIKITEXT_MARKS = {"@-@": "-", "@,@": ",", "@.@": "."}
