@@ -43,7 +43,7 @@ class Device:
 
     name: str
     flops: float
-    """Operations per second of whole training steps, as counted by `flops_per_token`."""
+    """Operations per second of full training steps, as counted by `flops_per_token`."""
     workspace: float
     """Temporary bytes of the loss."""
 

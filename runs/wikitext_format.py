@@ -17,7 +17,7 @@ from pathlib import Path
 
 MIN_COUNT = 300  # rarer abbreviations and contractions of the dictionary are not joined
 BEFORE_NUMBERS = {"No", "Nos", "p", "pp"}
-OMITTED = {
+OMITTED_HEADINGS = {
     "References .",
     "External links .",
     "Further reading .",
@@ -104,7 +104,7 @@ def main(dictionary_file: str, source: str, target: str) -> None:
             for previous, words, following in zip(lines, lines[1:], lines[2:], strict=False):
                 if not is_heading(words):
                     out.write(" " + " ".join(join_tokens(words, dictionary)) + " \n")
-                elif following and " ".join(words) not in OMITTED:
+                elif following and " ".join(words) not in OMITTED_HEADINGS:
                     # A heading below a heading starts subsections; a common one ends them.
                     if is_heading(previous) and marks == "= =":
                         marks = "= = ="
