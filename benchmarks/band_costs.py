@@ -2,13 +2,14 @@
 
     python benchmarks/band_costs.py [--tokens 32768] [--dim 1024] [--words 20000]
 
-Times `linear_nll`, forward and backward, for heads of several sizes and widths, where every token
-is scored, and for tails, a quarter and a sixteenth as wide, where few are. Fits, by relative error,
+Times forward and backward passes of `linear_nll` for heads of several sizes and widths, where every
+token is scored, and for tails, a quarter and a sixteenth as wide, where few are. Minimizes the
+relative errors of
 
     head = product * tokens * words * (width + per_logit)
     tail = product * tokens * (tail_product * share * words * (width + per_logit) + per_tail)
 
-and prints the three constants in multiply-adds of the head.
+and prints `per_logit`, `tail_product` and `per_tail`, in multiply-adds of the head.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Layer(NamedTuple):
     width: int
     words: int
     share: float
+    """Share of the tokens that the band scores; 1 for a head."""
 
     @property
     def is_head(self) -> bool:
@@ -37,7 +39,7 @@ class Layer(NamedTuple):
 
 
 def layers(dim: int, words: int) -> list[Layer]:
-    """Heads, then tails, in about the paper's proportions."""
+    """Return heads, then tails, in about the paper's proportions."""
     heads = [Layer(dim // part, size, 1.0) for part in (1, 2) for size in (words // 2, words)]
     tails = [
         Layer(dim // part, size, share)
@@ -49,7 +51,7 @@ def layers(dim: int, words: int) -> list[Layer]:
 
 
 def milliseconds(layer: Layer, tokens: int, device: str, repeats: int) -> float:
-    """Median time of a forward and backward pass."""
+    """Return the median time of a forward and backward pass."""
     torch.manual_seed(0)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     hidden = torch.randn(tokens, layer.width, device=device, dtype=dtype).requires_grad_()

@@ -3,8 +3,8 @@
     python benchmarks/busy_machine.py --data DATA [--presets tiny/ADP-T] [-- key=value ...]
 
 DATA is a folder made by `zipflm prepare`. Each row trains with one setting of the environment;
-"default" is torch's behavior, "zipflm" the package's default. Neighbors are processes in an endless
-loop: none, one, or one per core.
+"default" is torch's behavior, and "zipflm" lets the package choose. Neighbors are other processes
+in an endless loop: none, one, or one per core.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPENMP = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 
 
 @contextlib.contextmanager
-def neighbours(count: int) -> Iterator[None]:
+def busy_neighbors(count: int) -> Iterator[None]:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     time.sleep(1)  # until they run
     try:
@@ -71,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", default=["training.max_updates=40"])
     args = parser.parse_args(argv)
     counts = args.neighbours
-    print(f"tokens/s on {len(os.sched_getaffinity(0))} cores, by the number of busy neighbours")
+    print(f"tokens/s on {len(os.sched_getaffinity(0))} cores, by the number of busy neighbors")
     print(f"{'preset':<12} {'waiting':<12}" + "".join(f"{count:>10}" for count in counts))
     for preset in args.presets:
         for name in args.settings:
             rates = []
             for count in counts:
-                with neighbours(count):
+                with busy_neighbors(count):
                     rate = tokens_per_second(preset, args.data, args.overrides, SETTINGS[name])
                 rates.append(f"{rate:10,.0f}")
             print(f"{preset:<12} {name:<12}" + "".join(rates), flush=True)

@@ -4,10 +4,11 @@
     python benchmarks/decoding.py --device cuda --precision bfloat16
     python benchmarks/decoding.py --device cpu --run runs/adp-t
 
-`words_per_s` counts whole steps with the key-value cache, and `output_ms` is the time of the output
-layer and sampling alone. `before_ratio` is the speedup over steps without a cache. On a GPU,
-`recorded_ratio` is the speedup from CUDA graphs, which `zipflm generate` uses. On a busy machine,
-`--cpu-time --threads 1` measures CPU time. Without `--run`, the weights are random.
+`words_per_s` counts full steps with the key-value cache, and `output_ms` is the time of the output
+layer and sampling alone. `before_ratio` is the speedup over a step that reads the prompt again
+instead of using the cache. On a GPU, `recorded_ratio` is the speedup from CUDA graphs, which
+`zipflm generate` uses. On a busy machine, `--cpu-time --threads 1` measures CPU time. Without
+`--run`, the weights are random.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Generation:
         return (self.clock() - start) / len(self.last)
 
     def seconds_without_cache(self, choose: Choose) -> float:
-        """Return the time of a step that recomputes the whole prompt."""
+        """Return the time of a step that reads the full prompt again."""
         start = self.clock()
         choose(self.model(self.prompt_BT)[:, -1])
         return self.clock() - start
@@ -179,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
     on_gpu = options.device == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
     print(f"{name}, torch {torch.__version__}, {options.precision}, {title}", flush=True)
-    # Special tokens that are not words, and fillers at the end.
+    # Special tokens that are not words, and ids at the end that pad the vocabulary.
     size = model.config.vocab_size
     forbidden = torch.tensor([0, 1, 3, *range(size - 7, size)], device=options.device)
     clock = _device_clock if on_gpu else time.perf_counter

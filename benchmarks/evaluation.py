@@ -3,7 +3,8 @@
     python benchmarks/evaluation.py [--preset wikitext-103/ADP-T] [--block 3072] [--context 2560]
 
 Both rates count every token that goes through the decoder, context included. The weights are
-random, which does not affect the time. The goal on a GPU is more than half the rate of training.
+random, which does not affect the time. The goal on a GPU is more than half the rate of the forward
+pass of training.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ def random_text(vocab_size: int, length: int) -> TokenArray:
     return TokenArray(ids.astype(np.int64), np.array([0, length]))
 
 
-def evaluation(model: LanguageModel, batches: Batches, device: str, precision: Precision) -> float:
-    """Return the tokens per second of `score`."""
+def evaluation_rate(
+    model: LanguageModel, batches: Batches, device: str, precision: Precision
+) -> float:
+    """Return the tokens per second of `score`, context included."""
     ends_word = np.ones(model.config.vocab_size, dtype=np.bool_)
     start = time.perf_counter()
     scores = score(model, batches, device=device, ends_word=ends_word, precision=precision)
     return scores.protocol.positions / (time.perf_counter() - start)
 
 
-def training_forward(
+def training_forward_rate(
     model: LanguageModel, tokens: int, block: int, device: str, precision: Precision
 ) -> float:
     """Return the tokens per second of a training step's forward pass."""
@@ -86,13 +89,13 @@ def main(arguments: list[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if on_gpu else "cpu"
     print(f"{name}, torch {torch.__version__}, {options.preset}")
     for precision in PRECISIONS:
-        forward = training_forward(
+        forward = training_forward_rate(
             model, options.batch_tokens, options.block, options.device, precision
         )
-        evaluation(model, batches, options.device, precision)  # warm-up
+        evaluation_rate(model, batches, options.device, precision)  # warm-up
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        rate = evaluation(model, batches, options.device, precision)
+        rate = evaluation_rate(model, batches, options.device, precision)
         result = {
             "precision": precision,
             "training_forward_tokens_per_s": round(forward),

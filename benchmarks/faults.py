@@ -2,11 +2,11 @@
 
     python benchmarks/faults.py [--kills 20] [--jobs 4] [--commands prepare,train,compare]
 
-Kills `prepare`, `train` and `compare` at toy sizes with SIGKILL, at system calls that change the
-disk (`--kills` of them, evenly spread; 0: all) and at random times after the first such change.
-Then runs the same command again and compares with an uninterrupted run: hashes of the data folder,
-weights and optimizer, the log, and the study's table without times. All must be bit-for-bit equal,
-with no extra files.
+Runs `prepare`, `train` and `compare` at toy sizes and kills them with SIGKILL, at system calls that
+change the disk (`--kills` of them, evenly spread; 0: all) and at random times after the first such
+change. Then runs the same command again and compares the result with an uninterrupted run: hashes
+of the data folder, weights and optimizer, the log, and the study's table without times. All must be
+bit-for-bit equal, with no extra files.
 
 Killing at system calls needs strace. This does not simulate a power cut: the disk cache survives.
 """
@@ -172,7 +172,7 @@ def can_trace() -> bool:
     return subprocess.run(["strace", "-qq", "-o", os.devnull, "true"]).returncode == 0
 
 
-def changes(command: Command, folder: Path) -> Iterator[Kill]:
+def disk_changes(command: Command, folder: Path) -> Iterator[Kill]:
     """Yield all system calls of the command that change something inside `folder`, in order."""
     assert started(command, folder, traced(folder, "-e", f"trace={CHANGES}")).wait() == 0
     counts: Counter[str] = Counter()
@@ -184,14 +184,14 @@ def changes(command: Command, folder: Path) -> Iterator[Kill]:
                 yield Kill(call, counts[call])
 
 
-def spread(kills: list[Kill], count: int) -> list[Kill]:
+def select_evenly(kills: list[Kill], count: int) -> list[Kill]:
     """Select `count` evenly spread kills (0: all)."""
     if count == 0 or count >= len(kills):
         return kills
     return [kills[index * len(kills) // count] for index in range(count)]
 
 
-def moments(command: Command, folder: Path, count: int, draw: random.Random) -> list[Kill]:
+def random_moments(command: Command, folder: Path, count: int, draw: random.Random) -> list[Kill]:
     """Draw random times between the first change to the disk and the end."""
     process = started(command, folder)
     wait_for_change(folder, process)
@@ -207,7 +207,7 @@ def wait_for_change(folder: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.002)
 
 
-def is_killed(command: Command, folder: Path, kill: Kill) -> bool:
+def run_and_kill(command: Command, folder: Path, kill: Kill) -> bool:
     """Run and kill the command. Return False if it finished before the kill."""
     if kill.call == "a moment":
         process = started(command, folder)
@@ -233,7 +233,7 @@ def observe(trial: Trial, kill: Kill, scratch: Path) -> Outcome | None:
     """Kill, run again and compare. Return None if the command finished before the kill."""
     folder = fresh(trial.template, scratch)
     before = entries(folder)
-    if not is_killed(trial.command, folder, kill):
+    if not run_and_kill(trial.command, folder, kill):
         return None
     left = entries(folder)
     is_partial = left != before and not trial.entries <= left
@@ -318,10 +318,10 @@ def explain(outcomes: Iterable[Outcome]) -> Iterator[str]:
 def kills_of(trial: Trial, options: argparse.Namespace, scratch: Path) -> dict[str, list[Kill]]:
     """Return the kills by group."""
     folder, draw = fresh(trial.template, scratch), random.Random(options.seed)
-    groups = {"moments": moments(trial.command, folder, options.moments, draw)}
+    groups = {"moments": random_moments(trial.command, folder, options.moments, draw)}
     if can_trace():
-        calls = list(changes(trial.command, fresh(trial.template, scratch)))
-        groups[f"{len(calls)} calls"] = spread(calls, options.kills)
+        calls = list(disk_changes(trial.command, fresh(trial.template, scratch)))
+        groups[f"{len(calls)} calls"] = select_evenly(calls, options.kills)
     return groups
 
 

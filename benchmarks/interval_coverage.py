@@ -6,8 +6,9 @@ Two models share the difficulty of every line. One is worse by 0.1 nats on avera
 deviation between sources of `spread` nats. Sources are consecutive lines without headings, of equal
 length or with lengths that differ up to threefold. Other texts have no sources: independent lines,
 autocorrelated lines (half of the effect is left after seven lines), and short documents of 10 to 59
-lines. `shown` is the share of texts that have an interval, `coverage` the share of intervals that
-contain the true difference, `width` the median half width in true standard errors (ideally 1.96).
+lines. `shown` is the share of texts for which an interval is given, `coverage` the share of these
+intervals that contain the true difference, and `width` their median half-width in true standard
+errors (ideally 1.96).
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from zipflm.studies.statistics import Interval, Sample
 FloatArray = NDArray[np.float64]
 LINES, WORDS_PER_LINE = 3000, 20
 TRUTH = 0.1
+"""True difference in nats per word."""
 VOCABULARY = Vocabulary.from_counts({"word": 1})
 
 
-def lengths(text: str, sources: int, random: np.random.Generator) -> FloatArray:
+def source_lengths(text: str, sources: int, random: np.random.Generator) -> FloatArray:
     """Return the relative lengths of the sources."""
     if text == "short documents":
         return random.integers(10, 60, size=sources).astype(float)
     return random.uniform(0.5, 1.5, size=sources) if "unequal" in text else np.ones(sources)
 
 
-def effects(text: str, sources: int, spread: float, random: np.random.Generator) -> FloatArray:
+def line_effects(text: str, sources: int, spread: float, random: np.random.Generator) -> FloatArray:
     """Return the deviation of each line's difference from the true mean."""
     if text == "independent lines":
         return spread * random.normal(size=LINES)
@@ -42,7 +44,7 @@ def effects(text: str, sources: int, spread: float, random: np.random.Generator)
         for i in range(1, LINES):
             noise[i] = 0.9 * noise[i - 1] + (1 - 0.9**2) ** 0.5 * noise[i]
         return spread * noise
-    ends = np.cumsum(lengths(text, sources, random))
+    ends = np.cumsum(source_lengths(text, sources, random))
     source = np.searchsorted(ends, (np.arange(LINES) + 0.5) / LINES * ends[-1])
     return (spread * random.normal(size=sources))[source]
 
@@ -54,17 +56,19 @@ def difference(effect: FloatArray, random: np.random.Generator) -> tuple[float, 
     nll = {"SM": first[None], "ADP": (first + TRUTH + effect + noise[1])[None]}
     sample = Sample(np.full(LINES, 4), np.arange(LINES), VOCABULARY, nll, "SM")
     estimates = sample.estimates(np.ones(LINES, dtype=bool))
-    found = estimates["ADP"] - estimates["SM"]
-    return found.value, found.interval
+    adp_minus_sm = estimates["ADP"] - estimates["SM"]
+    return adp_minus_sm.value, adp_minus_sm.interval
 
 
 def simulate(text: str, sources: int, spread: float, trials: int) -> tuple[float, float, float]:
     """Return the share of intervals shown, their coverage, and median width in standard errors."""
     random = np.random.default_rng([sources, round(1000 * spread), len(text)])
-    found = [difference(effects(text, sources, spread, random), random) for _ in range(trials)]
-    shown = [interval for _, interval in found if interval is not None]
+    results = [
+        difference(line_effects(text, sources, spread, random), random) for _ in range(trials)
+    ]
+    shown = [interval for _, interval in results if interval is not None]
     covered = [interval.low <= TRUTH <= interval.high for interval in shown]
-    error = float(np.std([value for value, _ in found]))
+    error = float(np.std([value for value, _ in results]))
     width = float(np.median([interval.high - interval.low for interval in shown])) / 2 / error
     return len(shown) / trials, float(np.mean(covered)), width
 

@@ -6,10 +6,10 @@ Compares `prepare` with a plain loop in one process: a Counter over `split()`, t
 lookup per word. Cases alternate, each in a new process, and the best time of each is reported.
 Measures the first file and all files, to show that time grows linearly and memory does not.
 
-Rates of the rules `words` and `wikitext` are also shown relative to `whitespace`; measure them on
-raw prose. A local Dask cluster is measured on the same files and on a generated text of five
-million distinct words (`--types`). "All MB" is the peak memory of all processes, with shared memory
-counted once (sampled, Linux only).
+The speeds of the rules `words` and `wikitext` are also shown relative to that of `whitespace`;
+measure them on raw prose. A local Dask cluster is measured on the same files and on a generated
+text of five million distinct words (`--types`). "All MB" is the peak memory of all processes, with
+shared memory counted once (sampled, Linux only).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DASK = "dask"
 
 
 def plain(names: list[str]) -> dict[str, float]:
-    """Run the baseline: count, rank and look up."""
+    """Run the baseline: count all words, rank them, and look up the id of each."""
     start = time.perf_counter()
     counts: Counter[str] = Counter()
     for name in names:
@@ -58,7 +58,9 @@ def plain(names: list[str]) -> dict[str, float]:
     return {"seconds": end - start, "count_seconds": counted - start, "tokens": len(ids)}
 
 
-def prepared(names: list[str], folder: str, processes: int = 1, rule: Any = "whitespace") -> Any:
+def prepare_texts(
+    names: list[str], folder: str, processes: int = 1, rule: Any = "whitespace"
+) -> Any:
     """Prepare the texts and return their token file."""
     # Imported here, so that the memory of the plain loop excludes it.
     from zipflm.config import Splitting
@@ -75,7 +77,8 @@ def prepared(names: list[str], folder: str, processes: int = 1, rule: Any = "whi
 
 
 def write_text(path: Path, types: int) -> None:
-    """Write a text with `types` rare words, each twice and far apart, among common ones."""
+    """Write a text with `types` distinct rare words among common ones. Each rare word occurs twice,
+    far apart."""
     draw = random.Random(1)
     common = [f"c{number:x}" for number in range(20_000)]
     with open(path, "w", encoding="ascii") as file:
@@ -86,7 +89,7 @@ def write_text(path: Path, types: int) -> None:
                 file.write(" ".join(line) + "\n")
 
 
-def plan_of(tokens: Any, break_mode: str) -> Any:
+def make_plan(tokens: Any, break_mode: str) -> Any:
     """Return shuffled batches over a token file."""
     from zipflm.config import Blocks
     from zipflm.data.batches import Batches
@@ -99,18 +102,18 @@ def ours(names: list[str], processes: int, rule: str) -> dict[str, float]:
     """Run `prepare`."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        tokens = prepared(names, folder, processes, rule)
+        tokens = prepare_texts(names, folder, processes, rule)
         return {"seconds": time.perf_counter() - start, "tokens": len(tokens)}
 
 
 def batches(names: list[str]) -> dict[str, float]:
-    """Measure batches per second from the token file."""
+    """Return the speed of assembling batches from the token file, by break mode."""
     rates = {}
     with tempfile.TemporaryDirectory() as folder:
-        tokens = prepared(names, folder)
+        tokens = prepare_texts(names, folder)
         for mode in ("none", "complete", "sentence"):
             start = time.perf_counter()
-            plan = plan_of(tokens, mode)
+            plan = make_plan(tokens, mode)
             plan.windows(0, 0)
             rates[f"{mode}_plan_seconds"] = time.perf_counter() - start
             start, scored = time.perf_counter(), 0
@@ -136,7 +139,7 @@ def long_plans(tokens: int) -> dict[str, float]:
     seconds = {}
     for mode in ("none", "complete", "sentence"):
         start = time.process_time()
-        plan_of(Tokens(), mode).windows(0, 0)
+        make_plan(Tokens(), mode).windows(0, 0)
         seconds[f"{mode}_plan_cpu_seconds"] = time.process_time() - start
     return seconds
 
@@ -223,34 +226,36 @@ def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
         for rule in RULES:
             split = "" if rule == "whitespace" else f" {rule}"
             cases[f"prepare{split}, {number} process{'es' if number > 1 else ''}"] = (rule, number)
-    cases |= by_dask(processes)
-    return in_turns(cases, names, repeats)
+    cases |= dask_cases(processes)
+    return measure_in_turns(cases, names, repeats)
 
 
-def by_dask(processes: int) -> dict[str, tuple[str, int]]:
+def dask_cases(processes: int) -> dict[str, tuple[str, int]]:
     return {f"prepare, dask, {processes} workers": (DASK, processes)}
 
 
-def in_turns(cases: dict[str, tuple[str, int]], names: list[str], repeats: int) -> dict[str, Any]:
+def measure_in_turns(
+    cases: dict[str, tuple[str, int]], names: list[str], repeats: int
+) -> dict[str, Any]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, (case, number) in cases.items():
             runs[name].append(measure(case, names, number))
     results = {name: best(timed) for name, timed in runs.items()}
-    by_white_space = {number: results[n] for n, (rule, number) in cases.items() if rule == RULES[0]}
+    by_whitespace = {number: results[n] for n, (rule, number) in cases.items() if rule == RULES[0]}
     for name, (rule, number) in cases.items():
         result = results[name]
         if "plain loop" in results:
             result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
         if rule in (*RULES, DASK):
             for unit in ("seconds", "cpu_seconds"):
-                result[f"of_whitespace_{unit}"] = by_white_space[number][unit] / result[unit]
+                result[f"of_whitespace_{unit}"] = by_whitespace[number][unit] / result[unit]
     return results
 
 
 def show(title: str, results: dict[str, Any]) -> None:
     print(
-        f"\n{title}\n{'':30}   seconds   CPU s  tokens/s  speed-up   parent MB  worker MB   all MB"
+        f"\n{title}\n{'':30}   seconds   CPU s  tokens/s   speedup   parent MB  worker MB   all MB"
         "  of the whitespace rate (by CPU s)"
     )
     for name, run in results.items():
@@ -269,13 +274,13 @@ def show(title: str, results: dict[str, Any]) -> None:
         )
 
 
-def many_types(types: int, processes: int, repeats: int) -> dict[str, Any]:
+def measure_many_types(types: int, processes: int, repeats: int) -> dict[str, Any]:
     """Measure a text with this many distinct words."""
     cases = {f"prepare, {processes} processes": ("whitespace", processes)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "types.txt"
         write_text(path, types)
-        return in_turns(cases | by_dask(processes), [str(path)], repeats)
+        return measure_in_turns(cases | dask_cases(processes), [str(path)], repeats)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -304,7 +309,7 @@ def main(arguments: list[str] | None = None) -> None:
         results[title] = compare(list(names), options.processes, options.repeats)
         show(title, results[title])
     title = f"{options.types:,} types"
-    results[title] = many_types(options.types, options.processes, options.repeats)
+    results[title] = measure_many_types(options.types, options.processes, options.repeats)
     show(title, results[title])
     results["batches"] = measure("batches", options.texts, 1)
     results["plans"] = long_plans(options.plan_tokens)

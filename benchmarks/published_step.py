@@ -4,8 +4,8 @@
 
 The model is ADP-T with 20,000 words, width 256 and four layers, trained with the paper's recipe in
 float32. The baseline has the same shapes and follows the authors' code: separate queries, keys and
-values, all attention weights in memory, PyTorch's dropout, dynamic band selection, SGD. The two
-alternate in one process, so the ratio is meaningful even on a busy machine.
+values, all attention weights in memory, PyTorch's dropout, tokens selected by band at run time, and
+SGD. The two alternate in one process, so the ratio is meaningful even on a busy machine.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/recompute.py [--block 8192] [--tokens 8192 65536] [--json FILE] [overrides]
 
 The first rows count the bytes per token that a decoder layer keeps for the backward pass, in
-uncompiled code with the precision of the run. The others measure whole updates of the large Billion
-Word model in blocks of this length: memory between updates, peak memory and tokens per second.
+uncompiled code with the precision of the run. The others measure full updates of the large Billion
+Word model with blocks of this length: memory between updates, peak memory and tokens per second.
 Updates are compiled on a GPU. On a CPU, memory is not measured; use overrides to make the model
 smaller.
 """
@@ -96,7 +96,7 @@ def _kept(decoder: Transformer, tokens: int, device: torch.device, precision: Pr
 
 
 def updates(config: Config, process: Process, steps: int) -> Row:
-    """Measure whole updates, or report that memory ran out."""
+    """Measure full updates, or report that memory ran out."""
     device = process.device
     try:
         return _updates(config, process, steps)

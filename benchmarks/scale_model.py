@@ -1,12 +1,13 @@
 """Predict memory, traffic and speed of training on many devices from measurements on one.
 
-    python benchmarks/scale_model.py             # the cases of docs/guides/scaling.md as a table
+    python benchmarks/scale_model.py             # a table of large runs
     python benchmarks/scale_model.py --check     # predict and measure 1 and 2 CPU processes
 
-Memory and traffic are in bytes per device, by part and by collective. The time is that of the
-arithmetic, at the measured rate of one device, plus that of the traffic that does not overlap with
-it. `Device` has measured values and `Links` the vendor's; everything else is derived. Tests compare
-the bytes with real processes; `--check` compares the times.
+Memory and traffic are in bytes per device, by part and by collective operation. The time of an
+update is the time of the arithmetic, at the measured rate of one device, plus the time of the
+traffic that does not overlap with the arithmetic. `Device` has measured values, and `Links` has
+those of the vendor; everything else is derived. Tests compare the bytes with real processes;
+`--check` compares the times.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Device:
 
     name: str
     flops: float
-    """Operations per second of whole training steps, as counted by `flops_per_token`."""
+    """Operations per second of full training steps, as counted by `flops_per_token`."""
     workspace: float
     """Temporary bytes of the loss."""
 
@@ -85,10 +86,11 @@ class Case:
     device: Device = H200
     links: Links = CLUSTER
     events: float = 0.0
-    """Tokens of the whole training (0: unlimited)."""
+    """Tokens of the full training, to estimate its hours (0: no estimate)."""
 
     @property
     def accumulated(self) -> int:
+        """Number of batches per device and update."""
         return max(self.config.training.tokens_per_update // (self.tokens * self.world), 1)
 
     @property
@@ -101,7 +103,7 @@ class Weights:
     """Numbers of parameters."""
 
     tables: int
-    """In rows of words and classes, which `training.tables=sharded` shards."""
+    """In the tables of words and classes, which `training.tables=sharded` shards."""
     layers: int
     """In all decoder layers."""
     others: int
@@ -125,19 +127,19 @@ def states_per_weight(config: Config) -> int:
     return 1 if isinstance(config.training.optimizer, Nesterov) else 2
 
 
-def held(case: Case) -> float:
+def num_held(case: Case) -> float:
     """Return the number of parameters whose weight, gradient and state a device holds."""
     size, training = weights(case.config), case.config.training
-    shared = size.tables if training.tables == "sharded" else 0
-    rest = size.all - shared
-    return shared / case.world + (rest / case.world if training.parallel == "fsdp" else rest)
+    sharded = size.tables if training.tables == "sharded" else 0
+    rest = size.all - sharded
+    return sharded / case.world + (rest / case.world if training.parallel == "fsdp" else rest)
 
 
 def memory(case: Case) -> dict[str, float]:
     """Return the peak bytes per device during an update, by part."""
-    config, own = case.config, held(case)
+    config, own = case.config, num_held(case)
     size, training = weights(config), config.training
-    wide = 2 if case.is_bfloat16 else 4
+    element_bytes = 2 if case.is_bfloat16 else 4
     parts = {
         "weights": 4 * own,
         "gradients": 4 * own,
@@ -149,58 +151,62 @@ def memory(case: Case) -> dict[str, float]:
         # Two layers at a time, one of them prefetched, and the input and output layers.
         layer = size.layers / config.decoder.num_layers
         tables = 0 if training.tables == "sharded" else size.tables
-        parts["gathered"] = wide * (2 * layer + tables + size.others)
+        parts["gathered"] = element_bytes * (2 * layer + tables + size.others)
     elif case.is_bfloat16:
         parts["bfloat16 copies"] = 2 * own
     if training.tables == "sharded" and case.world > 1:
         tokens = case.tokens * case.world
-        parts["vectors of all devices"] = wide * tokens * max(table_widths(config))
+        parts["vectors of all devices"] = element_bytes * tokens * max(table_widths(config))
     return parts
 
 
 def activations(case: Case) -> float:
     """Return the bytes kept for the backward pass (see tests/benchmarks/test_recompute.py),
     including dropout masks of one byte per element."""
-    decoder, wide = case.config.decoder, 2 if case.is_bfloat16 else 4
+    decoder, element_bytes = case.config.decoder, 2 if case.is_bfloat16 else 4
     heads = 4 * decoder.num_heads
     match case.config.training.recompute:
         case "layer":
-            kept = wide * 2 * decoder.dim + heads
+            kept = element_bytes * 2 * decoder.dim + heads
         case "attention":
-            kept = wide * (4 * decoder.dim + decoder.ffn_dim) + heads + 8 + decoder.dim
+            kept = element_bytes * (4 * decoder.dim + decoder.ffn_dim) + heads + 8 + decoder.dim
         case _:
-            kept = wide * (8 * decoder.dim + decoder.ffn_dim) + heads + 16 + 2 * decoder.dim
+            kept = (
+                element_bytes * (8 * decoder.dim + decoder.ffn_dim) + heads + 16 + 2 * decoder.dim
+            )
     return case.tokens * decoder.num_layers * kept
 
 
 def traffic(case: Case) -> dict[str, float]:
-    """Return the bytes that a device sends per update, by collective.
+    """Return the bytes that a device sends per update, by collective operation.
 
-    Rings send each byte once per hop.
+    Collectives are rings, in which a device sends (world - 1) / world of the data per pass.
     """
     config, world = case.config, case.world
     if world == 1:
         return {}
     size, training = weights(config), config.training
-    shared = size.tables if training.tables == "sharded" else 0
-    rest, hops = size.all - shared, (world - 1) / world
-    wide = 2 if case.is_bfloat16 else 4
+    sharded = size.tables if training.tables == "sharded" else 0
+    rest, hops = size.all - sharded, (world - 1) / world
+    element_bytes = 2 if case.is_bfloat16 else 4
     sent: dict[str, float] = {}
     if training.parallel == "fsdp":
         # Weights are gathered again for the backward pass, except those outside of the layers if
         # tables are sharded, and those of the last layer.
-        once = size.others if shared else _output_alone(config)
+        once = size.others if sharded else _output_alone(config)
         gathered = 2 * rest - once
-        sent["all-gather of weights"] = case.accumulated * hops * wide * gathered
+        sent["all-gather of weights"] = case.accumulated * hops * element_bytes * gathered
         # Accumulated gradients are exchanged in float32.
-        sent["reduce-scatter of gradients"] = hops * (wide if case.accumulated == 1 else 4) * rest
+        sent["reduce-scatter of gradients"] = (
+            hops * (element_bytes if case.accumulated == 1 else 4) * rest
+        )
     else:
         sent["all-reduce of gradients"] = 2 * hops * 4 * rest
-    if shared:
+    if sharded:
         tokens = case.accumulated * case.tokens * (world - 1)
         widths = table_widths(config)
         # Forward and backward, for the input and for every band of the output.
-        sent["vectors of words"] = 4 * sum(widths) * wide * tokens
+        sent["vectors of words"] = 4 * sum(widths) * element_bytes * tokens
         sent["ids and statistics"] = (16 + 16 * len(widths)) * tokens
     return sent
 
@@ -256,19 +262,19 @@ def cases() -> list[Case]:
     one = _trained("wikitext-103/ADP-T", 65_536)
     very_large = _trained("billion-word/ADP-T/very-large", 64 * 2048)
     many = override(very_large, ["training.tokens_per_update=524288"])
-    catalogue = _catalogue(512 * 8192)
-    full = _catalogue(512 * 8192, full=True)
+    catalog = _catalog_model(512 * 8192)
+    full = _catalog_model(512 * 8192, full=True)
     events = 100e9
     return [
         Case("WikiText-103, ADP-T", one, 1, 65_536),
         Case("Billion Word very large, DDP", very_large, 64, 2048),
         Case("the same, FSDP", _with(very_large, "parallel=fsdp"), 64, 2048),
         Case("the same, 524,288 tokens per update", _with(many, "parallel=fsdp"), 64, 8192),
-        Case("10 million items, ADP-T, DDP", catalogue, 512, 8192, events=events),
-        Case("the same, FSDP", _with(catalogue, "parallel=fsdp"), 512, 8192, events=events),
+        Case("10 million items, ADP-T, DDP", catalog, 512, 8192, events=events),
+        Case("the same, FSDP", _with(catalog, "parallel=fsdp"), 512, 8192, events=events),
         Case(
             "the same, tables sharded",
-            _with(catalogue, "tables=sharded"),
+            _with(catalog, "tables=sharded"),
             512,
             8192,
             events=events,
@@ -286,8 +292,9 @@ def _trained(name: str, tokens: int) -> Config:
     )
 
 
-def _catalogue(tokens: int, *, full: bool = False) -> Config:
-    """Return a model of ten million items, with cutoffs at 1% and 10% for adaptive layers."""
+def _catalog_model(tokens: int, *, full: bool = False) -> Config:
+    """Return the config of a model of ten million items. Adaptive layers have cutoffs at 1% and 10%
+    of the items."""
     config = _trained("wikitext-103/SM-T" if full else "wikitext-103/ADP-T", tokens)
     cutoffs = "[100000,1000000]"
     bands = [] if full else [f"input.cutoffs={cutoffs}", f"output.cutoffs={cutoffs}"]
@@ -302,7 +309,7 @@ def table(all_cases: Sequence[Case]) -> list[str]:
     """Return the lines of a Markdown table with one line per case."""
     lines = [
         "| run | devices x tokens x accumulated | memory per device | sent per update | compute + "
-        "exchange | tokens/s | whole training |",
+        "exchange | tokens/s | full training |",
         "| --- | --- | --- | --- | --- | ---: | ---: |",
     ]
     for case in all_cases:
@@ -362,8 +369,8 @@ def check(source: list[str] = SOURCE, target: list[str] = TARGET, steps: int = 8
         case = Case(what, config, world, config.batches.tokens, device, links)
         # gloo's threads share the cores, so nothing overlaps.
         spent = times(case).compute + times(case).exchange
-        true = _measured([[*target, *settings]] * world, together=world > 1, steps=steps)[0]
-        results.append(Checked(what, tokens_per_second(case, spent), true))
+        measured = _measured([[*target, *settings]] * world, together=world > 1, steps=steps)[0]
+        results.append(Checked(what, tokens_per_second(case, spent), measured))
     return results
 
 

@@ -2,15 +2,16 @@
 
     python benchmarks/serving.py [--run RUN] [--seconds 10] [--requests 20000] [OVERRIDES]
 
-The server runs in its own process, clients with persistent connections in this one. Without `--run`
-a small model is trained on the embedded corpus first.
+The server runs in its own process, and clients with persistent connections in this one. Without
+`--run`, a small model is trained on the bundled corpus first.
 
-Speed: clients send requests in a loop, to score sentences of 10 to 30 words or to continue 5 words
-by 16, with batching and with one text at a time (`--max-batch-tokens 1`). The goal is three times
-the requests/s from batching at 64 clients.
+Speed: clients send requests in a loop, to score sentences of 10 to 30 words or to generate 16 words
+after 5, with batching and with one text at a time (`--max-batch-tokens 1`). The goal is that
+batching multiplies the requests/s of 64 clients by three.
 
-Soak: 64 clients send `--requests` requests. In one of ten the client disconnects, times out or
-sends garbage. Every response is compared with the library's result. None may be lost or wrong.
+Soak test: 64 clients send `--requests` requests in total. In one of ten, the client disconnects,
+times out or sends garbage. Every other response is compared with the result of the library. None
+may be lost or wrong.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ from zipflm.presets.recipes import resolve
 from zipflm.training.trainer import train
 
 MAX_TOKENS = 16
+"""Number of words to generate."""
 TEXTS, PROMPTS = 500, 200
+"""Default numbers of sentences to score and to continue."""
 TOLERANCE = 1e-4
-"""Nats per text, enough for a different order of additions."""
+"""In nats per text. Batches add up numbers in a different order, which changes the rounding."""
 
 
 def trained_run(
     folder: Path, preset: str, updates: int, overrides: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
-    """Train a run. Return it and validation sentences."""
+    """Train a run. Return its folder and the lines of the validation text."""
     with corpus_texts(EMBEDDED, folder) as texts:
         paths = {split: [str(path) for path in files] for split, files in texts.items()}
         data = prepare(str(folder / "data"), paths, Options(min_count=3), processes=1)
@@ -82,7 +85,7 @@ def scoring_questions(lm: TrainedModel, sentences: Sequence[str]) -> list[Questi
     return questions
 
 
-def writing_questions(lm: TrainedModel, sentences: Sequence[str]) -> list[Question]:
+def generation_questions(lm: TrainedModel, sentences: Sequence[str]) -> list[Question]:
     """Half are greedy, half sample with a seed."""
     questions = []
     for seed, sentence in enumerate(sentences):
@@ -284,14 +287,14 @@ async def soak(port: int, questions: Sequence[Question], number: int, clients: i
     return outcome
 
 
-async def _disconnects(client: Client, question: Question, draw: random.Random) -> bool:
+async def _disconnect(client: Client, question: Question, draw: random.Random) -> bool:
     """Send a request and disconnect."""
     await client.send(question.path, question.body)
     await client.disconnect()
     return True
 
 
-async def _gives_up(client: Client, question: Question, draw: random.Random) -> bool:
+async def _give_up(client: Client, question: Question, draw: random.Random) -> bool:
     """Disconnect after a short time."""
     await client.send(question.path, question.body)
     with contextlib.suppress(TimeoutError, OSError, EOFError):
@@ -301,7 +304,7 @@ async def _gives_up(client: Client, question: Question, draw: random.Random) -> 
     return True
 
 
-async def _leaves_a_stream(client: Client, question: Question, draw: random.Random) -> bool:
+async def _leave_stream(client: Client, question: Question, draw: random.Random) -> bool:
     fields = {"prompt": "the", "max_tokens": 2000, "lines": 0, "stream": True}
     await client.send("/v1/completions", json.dumps(fields).encode())
     with contextlib.suppress(TimeoutError):
@@ -311,13 +314,13 @@ async def _leaves_a_stream(client: Client, question: Question, draw: random.Rand
     return True
 
 
-async def _sends_half(client: Client, question: Question, draw: random.Random) -> bool:
+async def _send_half(client: Client, question: Question, draw: random.Random) -> bool:
     await client.send(question.path, question.body, cut=draw.randrange(1, len(question.body)))
     await client.disconnect()
     return True
 
 
-async def _sends_noise(client: Client, question: Question, draw: random.Random) -> bool:
+async def _send_noise(client: Client, question: Question, draw: random.Random) -> bool:
     """Send bytes that are not HTTP."""
     await client.send_raw(b"\x00" + draw.randbytes(50) + b"\r\n\r\n")
     with contextlib.suppress(OSError, EOFError):
@@ -328,7 +331,7 @@ async def _sends_noise(client: Client, question: Question, draw: random.Random) 
     return True
 
 
-async def _sends_garbage(client: Client, question: Question, draw: random.Random) -> bool:
+async def _send_garbage(client: Client, question: Question, draw: random.Random) -> bool:
     """Send invalid JSON or invalid fields; the response must explain the error."""
     end = draw.randrange(len(question.body))
     bodies = [
@@ -345,12 +348,12 @@ async def _sends_garbage(client: Client, question: Question, draw: random.Random
 
 Misbehavior = Callable[[Client, Question, random.Random], Awaitable[bool]]
 MISBEHAVIOR: list[tuple[str, Misbehavior]] = [
-    ("hung up", _disconnects),
-    ("gave up", _gives_up),
-    ("left a stream", _leaves_a_stream),
-    ("sent half", _sends_half),
-    ("sent noise", _sends_noise),
-    ("sent garbage", _sends_garbage),
+    ("hung up", _disconnect),
+    ("gave up", _give_up),
+    ("left a stream", _leave_stream),
+    ("sent half", _send_half),
+    ("sent noise", _send_noise),
+    ("sent garbage", _send_garbage),
 ]
 
 
@@ -385,10 +388,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=16")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         if options.run is None:
             run, lines = trained_run(
-                Path(place), options.preset, options.updates, options.overrides
+                Path(folder), options.preset, options.updates, options.overrides
             )
         else:
             run, lines = options.run, options.text.read_text().splitlines()
@@ -396,7 +399,7 @@ def main(arguments: list[str] | None = None) -> None:
         lm = load(run, device="cpu")
         print(f"{_machine()}, torch {torch.__version__}, {lm!r}")
         scoring = scoring_questions(lm, sentences)
-        writing = writing_questions(lm, sentences[: options.prompts])
+        writing = generation_questions(lm, sentences[: options.prompts])
         clients = [int(number) for number in options.clients.split(",")]
         print("| | | clients | requests/s | p50 ms | p95 ms | p99 ms | wrong |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")

@@ -2,9 +2,10 @@
 
     python benchmarks/sparse_rows.py [--rows 100000 2000000] [--tokens 4096] [--json FILE]
 
-An update consists of forward, backward, norm and optimizer of one table, with dense or with sparse
-gradients (`input.sparse`). With sparse gradients, the time should not depend on the number of rows:
-the last line shows the time for the largest table divided by the time for the smallest.
+An update consists of forward pass, backward pass, gradient norm and optimizer step of one table,
+with dense or with sparse gradients (`input.sparse`). With sparse gradients, the time should not
+depend on the number of rows: the last line shows the time for the largest table divided by the time
+for the smallest.
 """
 
 from __future__ import annotations
@@ -67,12 +68,14 @@ def seconds(update: Callable[[], None], rounds: int, device: torch.device) -> fl
 
 
 def measure(
-    rows: list[int], dim: int, tokens: int, rounds: int, device: torch.device
+    table_sizes: list[int], dim: int, tokens: int, rounds: int, device: torch.device
 ) -> dict[str, Any]:
     results: list[Row] = []
-    for num_rows in rows:
+    for num_rows in table_sizes:
         # The same words for every table.
-        words = torch.randint(min(rows), (tokens,), generator=torch.manual_seed(0)).to(device)
+        words = torch.randint(min(table_sizes), (tokens,), generator=torch.manual_seed(0)).to(
+            device
+        )
         for kind in ("dense", "sparse"):
             layer = FixedEmbedding(num_rows, dim, dim, sparse=kind == "sparse").to(device)
             taken = seconds(update_of(layer, words), rounds, device)

@@ -2,11 +2,12 @@
 
     python benchmarks/speed.py [--only steps loss ...] [--json FILE]
 
-Measures whole training steps of the paper's models, and the output layers, the input layer and the
-optimizer separately. Baselines are a rewrite of the published adaptive softmax, PyTorch's own, a
-full softmax in compiled chunks, and kernels of other packages if they are installed. On a GPU, the
-sizes are those of WikiText-103, in bfloat16 with the paper's dropout. On a CPU, they are smaller
-and in float32, and only the ratios are meaningful.
+Measures full training steps of the paper's models, and the output layers, the input layer and the
+optimizer separately. Baselines are the published adaptive layers (rewritten in their style),
+`nn.AdaptiveLogSoftmaxWithLoss`, `torch.optim.SGD`, a full softmax in compiled chunks, and kernels
+of other packages if they are installed. On a GPU, the sizes are those of WikiText-103, in bfloat16
+with the paper's dropout. On a CPU, they are smaller and in float32, and only the ratios are
+meaningful.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _metadata(device: str) -> dict[str, str]:
 def steps(
     size: Size, device: torch.device, rounds: int, presets: list[str] | None
 ) -> Iterator[Row]:
-    """Measure whole steps: data, forward, backward, update."""
+    """Measure full steps: data, forward, backward, update."""
     for name, tokens in size.steps:
         if presets is not None and name not in presets:
             continue

@@ -4,8 +4,8 @@
     python benchmarks/training_step.py --preset wikitext-103/ADP-T --recipe modern --device cuda
 
 Trains on ids that follow Zipf's law, or on real text, which repeats words more often, and prints
-JSON. Whole steps are timed first, then each part separately, waiting for the device after each. The
-time of data is how long the loop waits for the loader, which runs in a thread.
+JSON. Full steps are timed first, then each part separately, waiting for the device after each part.
+The time of data is how long the loop waits for the loader, which runs in a thread.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def measure(
     optimizers.set_rates(learner.optimizers, 1e-3)
     for _ in range(5):  # compiles, allocates, fills the loader, records the graph
         updates([stream.next() for _ in range(num_batches)])
-    whole = _whole_steps(learner, updates, stream, num_batches, steps)
+    full = _full_steps(learner, updates, stream, num_batches, steps)
     parts = _parts(learner, stream, num_batches, steps)
     stream.close()
     per_update = config.training.tokens_per_update
     return {
-        "tokens_per_second": per_update * steps / whole["seconds"],
-        "milliseconds_per_update": 1000 * whole["seconds"] / steps,
-        "data_share": whole["data"] / whole["seconds"],
+        "tokens_per_second": per_update * steps / full["seconds"],
+        "milliseconds_per_update": 1000 * full["seconds"] / steps,
+        "data_share": full["data"] / full["seconds"],
         "shares": {name: parts[name] / sum(parts.values()) for name in PARTS},
         "compiled": learner.compiled,
         "recorded": updates.is_recorded,
@@ -91,10 +91,10 @@ def measure(
     }
 
 
-def _whole_steps(
+def _full_steps(
     learner: step.Learner, updates: Updates, stream: Stream, num_batches: int, steps: int
 ) -> dict[str, float]:
-    """Time whole steps as in the training loop."""
+    """Time full steps as in the training loop."""
     results = step.ResultReader()
     _synchronize(learner.process.device)
     start, data = time.perf_counter(), 0.0

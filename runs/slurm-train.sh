@@ -29,8 +29,9 @@ shift 3
 mapfile -t machines < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 port=$((20000 + SLURM_JOB_ID % 20000))
 
-# Seconds that torchrun waits after SIGTERM, while processes save, before it kills them. Less than
-# the 300 seconds above, more than the longest save. (Older versions of torch wait for 30 seconds.)
+# Seconds that torchrun waits after SIGTERM, while processes save, before it kills them. It must
+# be less than the 300 seconds above and more than the longest save takes. (Older versions of torch
+# ignore it and wait for 30 seconds.)
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-240}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-4}"
 

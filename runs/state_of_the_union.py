@@ -2,8 +2,8 @@
 
     python runs/state_of_the_union.py WORK
 
-Prepares the embedded corpus, trains ADP-T on it (minutes on a GPU), writes its weights as float16
-to src/zipflm/models/state-of-the-union, and writes the model card with the measured perplexity. The
+Prepares the bundled corpus, trains ADP-T on it (minutes on a GPU), writes the weights as float16 to
+src/zipflm/models/state-of-the-union, and writes the model card with the measured perplexity. The
 data folder and the run are kept in WORK; run the script again to continue.
 """
 
@@ -44,15 +44,16 @@ SETTINGS = {
 CARD = """# State of the Union
 
 A word-level language model of the addresses of US presidents, 1790 to 2021: {parameters}
-parameters, {words} words, an adaptive input and an adaptive softmax with shared weights (ADP-T),
-in float16. It comes with zipflm and was made by `runs/state_of_the_union.py`: {updates} updates of
-{tokens} tokens of the training part of the embedded corpus (words split from punctuation, capitals
-kept, words that occur less than three times are `<unk>`), on {device} with torch {torch}.
+parameters in float16, a vocabulary of {words} ids, and adaptive input and softmax layers that
+share weights (ADP-T). It comes with zipflm and was trained by `runs/state_of_the_union.py`:
+{updates} updates of {tokens} tokens on the training split of the bundled corpus (words split from
+punctuation, capitals kept, words that occur fewer than three times replaced by `<unk>`), on
+{device} with torch {torch}.
 
-Perplexity per word, `</s>` and `<unk>` counted as words, in windows of {block} tokens of which
-{context} are context, with the weights as they are packed:
+The perplexity per word, with `</s>` and `<unk>` counted as words, is measured with the float16
+weights in windows of {block} tokens, of which {context} are context:
 
-| part | perplexity | words |
+| split | perplexity | words |
 | --- | ---: | ---: |
 {rows}
 

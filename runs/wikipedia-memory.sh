@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A cache and nearest neighbours on top of the model that runs/wikipedia-track.sh trained.
+# Evaluate the model that runs/wikipedia-track.sh trained with a cache and with nearest neighbors.
 #
 #   runs/wikipedia-memory.sh TEXT_FOLDER OUT [KEYS]
 #
 # TEXT_FOLDER and OUT are those of runs/wikipedia-track.sh. KEYS is the size of the store, 16M by
-# default (33 GB). Memories are tuned on the first half of the valid set and evaluated on the
-# second half and on the test set.
+# default (33 GB). Memories are tuned on the first half of the validation set and evaluated on
+# the second half and on the test set.
 set -euo pipefail
 text=$1 out=$2 keys=${3:-16M}
 
-# 1. The valid set in two halves, cut at the article that starts closest to the middle.
+# 1. Cut the validation set into two halves, at the article that starts closest to the middle.
 mkdir -p "$out/halves"
 awk -v folder="$out/halves" '
     { line[NR] = $0; before[NR] = tokens; tokens += NF + 1 }
@@ -22,23 +22,23 @@ awk -v folder="$out/halves" '
         }
         for (n = 1; n <= NR; n++) print line[n] > (folder (n < cut ? "/first" : "/second") ".tokens")
     }' "$text/wiki.valid.tokens"
-head -n 1000 "$text/wiki.valid.tokens" > "$out/halves/unused.tokens"  # a folder needs a train split
+head -n 1000 "$text/wiki.valid.tokens" > "$out/halves/unused.tokens"  # a data folder needs a train split
 [ -d "$out/halves/data" ] || zipflm prepare "$out/halves/unused.tokens" \
     --vocabulary "$text/dict.txt" --valid "$out/halves/first.tokens" \
     --test "$out/halves/second.tokens" --out "$out/halves/data"
 
-evaluate() {  # with the memories that are given
+evaluate() {  # on the second half and on the test set; arguments: --memory options
     for data in "$out/halves/data" "$out/data"; do
         zipflm evaluate "$out/run" --data "$data" --split test --block 512 --break none "$@"
     done
 }
 
-# 2. A cache alone.
+# 2. Evaluate without a memory, and with a cache alone.
 zipflm memory tune "$out/run" --data "$out/halves/data" --block 512 --context 0
 evaluate
 evaluate --memory cache
 
-# 3. Nearest neighbours in the training text, then a cache.
+# 3. Nearest neighbors in the training text, then a cache on top.
 [ -e "$out/store/memory.json" ] || zipflm memory build "$out/run" --data "$out/data" \
     --out "$out/store" --max-keys "$keys" --no-index
 zipflm memory tune "$out/run" --data "$out/halves/data" --block 512 --context 0 \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The eight factorizations of the paper on WikiText-2, from text to report, in about five minutes per
-# seed on one GPU.
+# The eight factorizations of the paper on WikiText-2, from text to report, in a few minutes per seed
+# on one GPU.
 #
 #   runs/wikitext-2.sh TEXT_FOLDER OUT [options of zipflm compare, key=value ...]
 #

@@ -4,8 +4,8 @@
 
 Extracted text has headings as lines like `Early life .` and splits `St . Louis`, `don ' t` and
 `. . .`. WikiText has `= = Early life = =` between blank lines, `St. Louis`, `don 't` and `...`. A
-model trained on the first format never sees some of the most frequent tokens of the second.
-DICTIONARY lists the words of WikiText, `word count` per line.
+model trained on the first format never sees common tokens of the second, such as `...` and `'t`.
+DICTIONARY lists the words of WikiText, one `word count` per line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-MIN_COUNT = 300  # of an abbreviation or contraction in the dictionary
+MIN_COUNT = 300  # rarer abbreviations and contractions of the dictionary are not joined
 BEFORE_NUMBERS = {"No", "Nos", "p", "pp"}
-LEFT_OUT = {"References .", "External links .", "Further reading .", "See also .", "Notes ."}
-LONGEST_HEADING = 9
+OMITTED_HEADINGS = {
+    "References .",
+    "External links .",
+    "Further reading .",
+    "See also .",
+    "Notes .",
+}
+LONGEST_HEADING = 9  # in tokens, including the period
 COMMON_HEADING = 20  # occurrences that make a heading a section rather than a subsection
 
 
@@ -55,13 +61,13 @@ def join_tokens(words: list[str], dictionary: dict[str, int]) -> list[str]:
 
 
 def ends_with_period(word: str, after: str, dictionary: dict[str, int]) -> bool:
-    """Return whether the period belongs to the word, by the rules of the Moses tokenizer."""
+    """Return whether the period belongs to the word, as in the Moses tokenizer."""
     if word in BEFORE_NUMBERS:
         return after.isdigit()
     if len(word) == 1:
         return word.isalpha() and word.isupper()
-    frequent = dictionary.get(word + ".", 0) >= MIN_COUNT
-    return frequent and word.isalpha() and (after[0].islower() or word.istitle())
+    is_frequent = dictionary.get(word + ".", 0) >= MIN_COUNT
+    return is_frequent and word.isalpha() and (after[0].islower() or word.istitle())
 
 
 def read_articles(path: Path) -> Iterator[list[list[str]]]:
@@ -98,7 +104,7 @@ def main(dictionary_file: str, source: str, target: str) -> None:
             for previous, words, following in zip(lines, lines[1:], lines[2:], strict=False):
                 if not is_heading(words):
                     out.write(" " + " ".join(join_tokens(words, dictionary)) + " \n")
-                elif following and " ".join(words) not in LEFT_OUT:
+                elif following and " ".join(words) not in OMITTED_HEADINGS:
                     # A heading below a heading starts subsections; a common one ends them.
                     if is_heading(previous) and marks == "= =":
                         marks = "= = ="

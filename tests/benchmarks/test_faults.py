@@ -56,7 +56,7 @@ def test_counts_every_difference(trial, tmp_path, monkeypatch, change, differing
         change(place)
         return True
 
-    monkeypatch.setattr(faults, "is_killed", killed)
+    monkeypatch.setattr(faults, "run_and_kill", killed)
     outcome = faults.observe(trial, faults.Kill("write", 1), tmp_path)
     assert (outcome.differing, outcome.leftovers) == (differing, leftovers)
     counts = faults.row("none", "1 call", [outcome])[-2:]
