@@ -218,6 +218,7 @@ def join(rule, words):
         ("don\u2019t \u2018 x \u2019", "don\u2019t \u2018x\u2019"),
         ("@-@", "@-@"),
         ("", ""),
+        ("`` no way", "``no way"),
     ],
 )
 def test_join_words(words, text):
