@@ -28,7 +28,7 @@ TABLE = "table.json"
 
 
 def write_report(study: Study, out: Path) -> Path:
-    """Write all files to the folder `out` and return the path of the page."""
+    """Write all files to the folder `out` and return the path of the HTML page."""
     out.mkdir(parents=True, exist_ok=True)
     save_figures(study, out / "figures")
     atomic_write_text(out / "table.csv", to_csv(study))
@@ -43,7 +43,7 @@ def write_report(study: Study, out: Path) -> Path:
 
 
 def require_report_folder(out: Path, *, is_study: bool = False) -> None:
-    """Raise ValueError if a folder contains a run, data or, unless `is_study`, a study."""
+    """Raise ValueError if a folder contains a run, data or (unless `is_study`) study members."""
     contents = {"config.json": "a run", "data.json": "data"}
     if not is_study:
         contents[MEMBERS] = "a study"
@@ -131,8 +131,8 @@ def chart_data(study: Study) -> dict[str, Any]:
         "headline": study.headline_name,
         "models": [_model(row, study, styles[row.label]) for row in study.rows],
         "bins": {
-            "word": _sources(study, study.word_bins, previous=False),
-            "previous": _sources(study, study.previous_bins, previous=True),
+            "word": _bin_sets(study, study.word_bins, previous=False),
+            "previous": _bin_sets(study, study.previous_bins, previous=True),
         },
     }
 
@@ -152,7 +152,9 @@ def _model(row: ModelRow, study: Study, style: Style) -> dict[str, Any]:
     }
 
 
-def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> list[dict[str, Any]]:
+def _bin_sets(
+    study: Study, bins: Sequence[FrequencyBin], *, previous: bool
+) -> list[dict[str, Any]]:
     """Return the bins of the study, then those of the paper if it has any of the models."""
     study_bins = {"name": "this study", "reference": study.reference, "bins": bins}
     labels = {row.label for row in study.rows}
@@ -199,8 +201,8 @@ _LATEX_COLUMNS = (
 
 
 def to_latex(study: Study, comment: str) -> str:
-    """Return perplexities, parameters and times as a LaTeX table (needs the booktabs package)."""
-    shown = [c for c in columns(study) if c.ranks or c.name in _LATEX_COLUMNS]
+    """Return perplexities, intervals, parameters and times as a LaTeX table (needs booktabs)."""
+    shown = [c for c in columns(study) if c.is_ranked or c.name in _LATEX_COLUMNS]
 
     def cell(column: Column, row: ModelRow) -> str:
         text = column.text(row)
