@@ -18,7 +18,7 @@ from zipflm.data.folder import DataFolder, SplitMetadata
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.evaluation.sharing import ALONE, Share
+from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.evaluation.streaming import streaming_speed
 from zipflm.messages import read_file, require_file
 from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name
@@ -128,7 +128,7 @@ def score_run(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Share = ALONE,
+    share: Share = SINGLE_PROCESS,
 ) -> ScoredRun:
     by_split = {}
     for split in splits:
@@ -142,7 +142,7 @@ def score_once(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Share = ALONE,
+    share: Share = SINGLE_PROCESS,
 ) -> ScoredRun:
     """Score with the newest checkpoint of a run, or read its saved scores if weights and text are
     the same. The first process saves the scores in the run folder.
