@@ -33,8 +33,10 @@ def output_of(plans, *stages, is_silent=False):
 
 def test_progress_lines(plans):
     training, done = output_of(plans, "training", "done")
-    assert training.startswith("[1/8] SM: training, update 200/200, loss 4.000, valid perplexity 3")
-    assert done == "[1/8] SM: done, update 200/200, valid perplexity 30.00, 2.0 s"
+    assert training.startswith(
+        "[1/8] SM: training, update 200/200, loss 4.000, validation perplexity 3"
+    )
+    assert done == "[1/8] SM: done, update 200/200, validation perplexity 30.00, 2.0 s"
     assert output_of(plans, "done", is_silent=True) == []  # not the first process
 
 

@@ -88,7 +88,7 @@ def score(
 
 
 def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
-    """Replace ids that the model cannot predict by `<unk>`."""
+    """Replace ids that the model cannot predict with `<unk>`."""
     is_beyond = ids >= num_predicted
     return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 

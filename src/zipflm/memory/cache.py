@@ -47,7 +47,7 @@ class Cache:
     """A continuous cache. Each text has its own `stream`, or its own row in `rows`."""
 
     def __init__(self, settings: CacheSettings, equals_sign: int | None = None) -> None:
-        """`equals_sign` is the id of `=`, which starts a heading; None if there is none."""
+        """`equals_sign` is the id of `=`, which starts a heading, or None."""
         if settings.reset == "heading" and equals_sign is None:
             raise ValueError("reset=heading: the vocabulary has no =, which starts a heading")
         self.settings: CacheSettings = settings

@@ -198,7 +198,7 @@ class MemoryRows:
     """Memory lookups for several texts in parallel, one row per text."""
 
     def __init__(self, memories: Sequence[Cache | Neighbours], num_words: int) -> None:
-        """Ids >= `num_words` are stored as `<unk>`."""
+        """`join` stores ids >= `num_words`, which the model cannot predict, as `<unk>`."""
         self._memories, self._num_words = memories, num_words
         self._rows = [memory.rows() for memory in memories]
         self._lines: list[list[int]] = []

@@ -92,9 +92,9 @@ def _mixed() -> Iterator[Style]:
 
 
 INK = "#16181d"
-_LARGEST_DRAWN = 1e130
+_MAX_DRAWN_PERPLEXITY = 1e130
 _MARGIN = 0.05
-"""In nats, above the highest point."""
+"""Space above the highest point of a curve, in nats."""
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
@@ -189,7 +189,7 @@ def bar_chart(
 def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
     """Return the upper end of the axis if outliers would flatten the other bars, else None.
 
-    It is based on the median over models of their highest bar except UNK, as in `report.js`.
+    The limit is based on the median over models of their highest bar except UNK, as in `report.js`.
     """
     highest: dict[str, float] = {}
     for b in bins:
@@ -245,13 +245,13 @@ def parameters_against_perplexity(study: Study) -> Figure:
     losses = {row.label: [float(np.log(study.headline(row).mean))] for row in study.finished}
     for row in study.finished:
         interval = study.headline_interval(row)
-        reach = None
+        errors = None
         if interval is not None and np.isfinite(interval.high):
-            reach = [[interval.estimate - interval.low], [interval.high - interval.estimate]]
+            errors = [[interval.estimate - interval.low], [interval.high - interval.estimate]]
         axes.errorbar(
             row.num_params / size,
             study.headline(row).mean,
-            yerr=reach,
+            yerr=errors,
             marker=style_by_label[row.label].marker,
             color=style_by_label[row.label].light,
             markeredgecolor=INK,
@@ -279,7 +279,7 @@ def _new_axes(
 
 
 def time_unit(longest: float) -> tuple[str, float]:
-    """Return the unit for times up to `longest` seconds, and its length in seconds."""
+    """Return the unit for times up to `longest` seconds, and the number of seconds in it."""
     if longest < 900:
         return "seconds", 1.0
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
@@ -302,7 +302,7 @@ def _valid_losses(study: Study) -> dict[str, list[float]]:
 
 def _plottable_perplexity(loss: float) -> float:
     """Return a perplexity small enough for matplotlib to add margins."""
-    return min(perplexity(loss), _LARGEST_DRAWN)
+    return min(perplexity(loss), _MAX_DRAWN_PERPLEXITY)
 
 
 def _cut_above(

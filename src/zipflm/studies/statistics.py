@@ -180,7 +180,7 @@ _STRENGTHS = np.array([2.0, 8.0, 32.0, 128.0, 1024.0])
 _ROUNDING = 1e-12
 """In nats. Smaller residuals are rounding errors."""
 _MAX_STEP_ODDS = 9
-"""There is no interval if a text of two sources is this many times more probable than all noise
+"""An interval is omitted if a text of two sources is this many times more probable than all noise
 models together: a single step between two sources does not show how much sources vary."""
 
 

@@ -170,7 +170,7 @@ def _about_intervals(study: Study) -> str:
         if len(study.blocks) < MIN_INTERVAL_BLOCKS:
             return "The text is too short for intervals."
         return (
-            "No pair of models has an interval, because their difference changes from one part of "
+            "No pair of models has an interval, because differences change from one part of "
             "the text to another."
         )
     seeds = sorted({len(row.scored) for row in study.finished})
@@ -182,7 +182,7 @@ def _about_intervals(study: Study) -> str:
     )
     if missing := math.comb(len(study.finished), 2) - pairs:
         text += (
-            f" {missing} of {pairs + missing} pairs have no interval, because their difference "
+            f" {missing} of {pairs + missing} pairs have no interval, because the difference "
             "changes from one part of the text to another."
         )
     if len(study.blocks) < FEW_BLOCKS:
