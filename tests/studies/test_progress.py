@@ -56,7 +56,7 @@ def test_terminal_shows_scoring_progress(plans):
     stream = io.StringIO()
     display = Display(plans, stream, is_silent=False)
     display.console = Console(file=stream, force_terminal=True, width=100)
-    with display.shown():
+    with display.show():
         display.set_stage(plans[0], "scoring")
         with progress_label("scoring valid"):
             report_progress(30, 40)
@@ -74,7 +74,7 @@ def test_warns_about_long_training_without_a_gpu(data, tmp_path, monkeypatch):
     monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 1e8)
     overrides = ("training.max_updates=100",)
     stream = io.StringIO()
-    with Display(plans_for(data, tmp_path, overrides=overrides), stream, is_silent=False).shown():
+    with Display(plans_for(data, tmp_path, overrides=overrides), stream, is_silent=False).show():
         pass
     *schedules, slow = stream.getvalue().splitlines()
     assert all("learning rate is still at" in line for line in schedules)

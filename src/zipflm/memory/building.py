@@ -203,7 +203,8 @@ def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None
         try:
             index_recall = _build_index(out, plan)
             names.append(INDEX_FILE)
-            say(f"recall of the index: {index_recall:.1%} of the {_RECALL_AT:,} nearest keys")
+            nearest = min(_RECALL_AT, plan.keys)
+            say(f"recall of the index: {index_recall:.1%} of the {nearest:,} nearest keys")
         except ValueError as error:  # faiss is not installed
             say(f"no index: searching on a CPU will compare all {plan.keys:,} keys; {error}")
     sums = {name: file_hash(out / name) for name in names}

@@ -2,8 +2,8 @@
 similar contexts of a text.
 
 Exact search compares all queries of a batch with one block of keys at a time and keeps the best k.
-On a CPU, large stores use a faiss index (IVF-PQ) to find candidates, whose exact cosines are
-computed.
+On a CPU, a store with a faiss index (IVF-PQ) is searched with the index; then the exact cosines of
+the candidates are computed.
 
 Shapes: N queries, K neighbors, D model width, S keys of a block.
 """

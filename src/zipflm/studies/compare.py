@@ -94,21 +94,21 @@ class Runner:
                     break
                 if problem := self._try(plan, partial(self._train_rest, plan, display)):
                     problems[plan.run.path] = problem
-                display.set_stage(plan, self._stage(problem, "trained"))
+                display.set_stage(plan, self._final_stage(problem, "trained"))
         return problems
 
-    def members(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
+    def train_and_score(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
         """Train and score plans. Members without a result have a `problem`."""
         with self._display([plan for plan in plans if not plan.memory]) as display:
-            return [self._member(plan, splits, display) for plan in plans]
+            return [self._train_and_score(plan, splits, display) for plan in plans]
 
     def _display(self, plans: Sequence[Plan]) -> AbstractContextManager[Display]:
-        return Display(plans, sys.stdout, is_silent=not self._process.is_first).shown()
+        return Display(plans, sys.stdout, is_silent=not self._process.is_first).show()
 
-    def _stage(self, problem: str, otherwise: str) -> str:
+    def _final_stage(self, problem: str, otherwise: str) -> str:
         return "stopped" if self.stopped else "failed" if problem else otherwise
 
-    def _member(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
+    def _train_and_score(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
         make = partial(make_member, plan, self._words, splits[-1])
         if self.stopped:
             display.set_stage(plan, "not trained")
@@ -127,7 +127,7 @@ class Runner:
 
         problem = self._try(plan, partial(self._train_rest, plan, display))
         problem = problem or self._try(plan, score)
-        display.set_stage(plan, self._stage(problem, "done"))
+        display.set_stage(plan, self._final_stage(problem, "done"))
         return finished[0] if finished else make(scored=None, problem=problem)
 
     def _try(self, plan: Plan, work: Callable[[], str]) -> str:
@@ -229,7 +229,7 @@ def compare(
             dataset, _, size = request.preset.partition("/")
             subject = "Decoders" if request.decoders else "Word representations"
             study = build_study(
-                runner.members(_with_memory(plans, request.memory), splits),
+                runner.train_and_score(_with_memory(plans, request.memory), splits),
                 split_text(words, splits[-1]),
                 title=f"{subject} compared on {request.data}",
                 # The paper's tables list models of the base size.
@@ -253,7 +253,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
             check_plan(plan, process, check_folder=not is_timed and not grid)
         members = [MemberProgress(plan) for plan in plans]
         for member in members:
-            member.read()
+            member.read_log()
         speed, basis = measured_speed(members), "based on the runs so far"
         if speed is None:
             precision = plans[0].config.training.dtype

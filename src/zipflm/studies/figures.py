@@ -1,7 +1,7 @@
 """Figures of a study. Every factorization has its own color, pattern, marker and dash.
 
-The patterns are those of the paper's bar charts; ADP-T, which shares the grid of SM-T, is drawn
-light on dark. Colors can be distinguished with any kind of color blindness.
+The patterns are those of the paper's bar charts, light on dark for some: ADP-T shares the grid of
+SM-T. Colors can be distinguished with any kind of color blindness.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ STYLES: dict[str, Style] = {
 }
 
 
-def style_of(study: Study) -> dict[str, Style]:
-    return styles([(row.label, row.first.factorization) for row in study.rows])
+def styles_by_label(study: Study) -> dict[str, Style]:
+    return choose_styles([(row.label, row.first.factorization) for row in study.rows])
 
 
-def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
+def choose_styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
     """Return a style for every (label, factorization).
 
     The first row of a factorization gets its style. Further rows, as in an ablation, get unused
@@ -72,11 +72,11 @@ def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
             claimed.add(factorization)
     free = [style for name, style in STYLES.items() if name not in claimed]
     others = [label for label, _ in rows if label not in chosen]
-    chosen.update(zip(others, cycle(chain(free, _mixed())), strict=False))
+    chosen.update(zip(others, cycle(chain(free, _mixed_styles())), strict=False))
     return {label: chosen[label] for label, _ in rows}
 
 
-def _mixed() -> Iterator[Style]:
+def _mixed_styles() -> Iterator[Style]:
     """Combine every color with the shapes of every other style."""
     known = list(STYLES.values())
     for shift in range(1, len(known)):
@@ -129,7 +129,7 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
 
 def figures(study: Study) -> dict[str, Callable[[], Figure]]:
     """Return functions that draw the figures, by file name."""
-    chosen = style_of(study)
+    chosen = styles_by_label(study)
     by_word = f"Loss by frequency of the word ({study.split})"
     by_previous = f"Loss by frequency of the previous word ({study.split})"
     drawn: dict[str, Callable[[], Figure]] = {
@@ -240,7 +240,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
     unit, size = ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
     title = "Parameters against perplexity"
     figure, axes = _new_axes(title, f"parameters ({unit})", study.headline_name)
-    style_by_label = style_of(study)
+    style_by_label = styles_by_label(study)
     axes.set_yscale("log")
     losses = {row.label: [float(np.log(study.headline(row).mean))] for row in study.finished}
     for row in study.finished:
@@ -340,7 +340,7 @@ def _plain_ticks(axes: Axes) -> None:
 
 
 def _curves(study: Study) -> list[tuple[ModelRow, Style]]:
-    style_by_label = style_of(study)
+    style_by_label = styles_by_label(study)
     return [(row, style_by_label[row.label]) for row in study.rows if row.curve]
 
 

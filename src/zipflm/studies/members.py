@@ -261,7 +261,7 @@ def make_member(
             for name, score in scores.items()
         },
         nll=scores[split].nll if split in scores else None,
-        curve=curve(log),
+        curve=learning_curve(log),
         updates=last.update if last else None,
         words_seen=_words_seen(last, plan.data) if last else None,
         seconds=training_seconds(last) if last else None,
@@ -329,7 +329,7 @@ def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
     return [line for line in log if line.update <= last]
 
 
-def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
+def learning_curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
     """Return the learning curve of a log, in nats per word for all models."""
     reports = {line.update: line for line in log if isinstance(line, Report)}
     validations = {line.update: line for line in curve_of(log)}

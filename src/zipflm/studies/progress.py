@@ -43,7 +43,7 @@ class MemberProgress:
     scored: int = 0
     """Number of tokens of the current split scored so far."""
 
-    def read(self) -> None:
+    def read_log(self) -> None:
         for line in self.plan.run.log():
             self.last = line
             if isinstance(line, Report):
@@ -99,10 +99,10 @@ class Display:
         self._current: MemberProgress | None = None
 
     @contextmanager
-    def shown(self) -> Iterator[Display]:
+    def show(self) -> Iterator[Display]:
         """Show the progress. On a terminal, the current line is redrawn twice a second."""
         for member in self.members.values():
-            member.read()
+            member.read_log()
         for line in self._warnings() if not self._is_silent else ():
             self._print(f"warning: {line}")
         live = Live(
@@ -123,7 +123,7 @@ class Display:
         """Set the stage of a member: "training", "scoring" or one of `_FINAL_STAGES`."""
         member = self._current = self.members[plan.run.path]
         member.stage = stage
-        member.read()
+        member.read_log()
         if not self._is_silent and (stage in _FINAL_STAGES or not self.console.is_terminal):
             self._print(self.line(member))
 
@@ -145,7 +145,7 @@ class Display:
         if member is None:
             return Group()
         if member.stage == "training":
-            member.read()
+            member.read_log()
         bar = ProgressBar(total=member.plan.updates, completed=member.update, width=40)
         return Group(bar, Text(one_line(self.line(member))))
 
@@ -184,7 +184,7 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]
     """
     members = [MemberProgress(plan) for plan in plans]
     for member in members:
-        member.read()
+        member.read_log()
     rows = [
         {
             "model": member.name,

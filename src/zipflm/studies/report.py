@@ -17,7 +17,7 @@ from zipflm.settings import to_dict
 from zipflm.storage import atomic_write_text
 from zipflm.studies import paper, tables, wording
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
-from zipflm.studies.figures import Style, figures, save_figures, style_of
+from zipflm.studies.figures import Style, figures, save_figures, styles_by_label
 from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.members import StudyMember
 from zipflm.studies.plan import MEMBERS
@@ -58,7 +58,7 @@ def html(study: Study) -> str:
         study,
         css=_read_resource("report.css"),
         script=_read_resource("report.js"),
-        styles=list(style_of(study).values()),
+        styles=list(styles_by_label(study).values()),
         row_indices={row.label: i for i, row in enumerate(study.rows)},
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
         data=plain(chart_data(study)),
@@ -124,7 +124,7 @@ def _code(word: str) -> str:
 
 def chart_data(study: Study) -> dict[str, Any]:
     """Return the data that `report.js` draws."""
-    styles = style_of(study)
+    styles = styles_by_label(study)
     return {
         "split": study.split,
         "reference": study.reference,
@@ -171,7 +171,7 @@ def _bin_sets(
 
 
 def to_csv(study: Study) -> str:
-    """Return the comparison as CSV: one line per model, with unformatted values."""
+    """Return the comparison as CSV: one line per model, with the values of all columns."""
     table_columns = columns(study)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
