@@ -165,7 +165,7 @@ def test_memory_per_token_is_little_more_than_its_score(model):
 def test_rejects_a_diverged_model():
     model = LanguageModel(SMALL)
     model.decoder.layers[0].ffn_out.bias.data.fill_(float("nan"))
-    with pytest.raises(ValueError, match="6 of 6 tokens no finite log-probability"):
+    with pytest.raises(ValueError, match="6 of 6 tokens have no finite log-probability"):
         scored(model, text([5]))
 
 

@@ -11,7 +11,7 @@ from started_together import run_together
 from training_runs import in_processes, run
 
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.evaluation.sharing import ALONE
+from zipflm.evaluation.sharing import SINGLE_PROCESS
 from zipflm.training.distributed import started
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
@@ -51,7 +51,9 @@ def test_every_process_gets_the_nll_of_a_single_one(trained, word_data, tmp_path
     assert in_processes(count, score_all, trained, word_data.path, tmp_path) == [0] * count
     torch.set_num_threads(1)
     for name, options in CUTS.items():
-        alone = evaluate(trained, data=word_data.path, split="valid", options=options, share=ALONE)
+        alone = evaluate(
+            trained, data=word_data.path, split="valid", options=options, share=SINGLE_PROCESS
+        )
         protocol = alone.scores.protocol
         for rank in range(count):
             with np.load(tmp_path / f"{name}-{rank}.npz") as found:

@@ -39,7 +39,7 @@ def test_trains_scores_and_reports_members_once(data, tmp_path, capsys):
     assert outcome.page == tmp_path / "report.html" and outcome.page.is_file()
     output = capsys.readouterr().out
     assert "[1/3] SM: training" in output
-    assert "[3/3] ADP-T: done, update 200/200, valid perplexity 30.00, 2.0 s" in output
+    assert "[3/3] ADP-T: done, update 200/200, validation perplexity 30.00, 2.0 s" in output
     assert "a line of the trainer" not in output
     assert "a line of the trainer" in (tmp_path / "members/SM/seed-1/output-0.txt").read_text()
     rows = json.loads((tmp_path / "table.json").read_text())["rows"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from zipflm.studies.statistics import cut_into_blocks, mean_of, quantile
+from zipflm.studies.statistics import critical_value, cut_into_blocks, mean_of
 
 NO_HEADINGS = np.zeros(0, dtype=np.int64)
 WORDS_IN_A_LINE = 10
@@ -132,8 +132,8 @@ def test_few_blocks_give_wide_intervals():
 
 
 @pytest.mark.parametrize(
-    ("degrees", "expected"),
+    ("dof", "expected"),
     [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (10, 2.228), (29, 2.045)],
 )
-def test_quantiles_match_printed_tables(degrees, expected):
-    assert quantile(degrees) == pytest.approx(expected, abs=6e-4)
+def test_critical_values_match_printed_tables(dof, expected):
+    assert critical_value(dof) == pytest.approx(expected, abs=6e-4)

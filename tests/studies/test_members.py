@@ -13,7 +13,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.runs.folder import RunFolder, append_line
 from zipflm.storage import file_hash
-from zipflm.studies.members import curve, make_member, score_once
+from zipflm.studies.members import learning_curve, make_member, score_once
 from zipflm.studies.plan import Plan
 
 OPTIONS = ScoringOptions(device="cpu")
@@ -133,12 +133,12 @@ def test_member_without_log_or_result(data, copy):
 def test_curves_are_per_word_with_gaps():
     pieces = replace(report(5, 1.0, 2.0), token_unit="bpe", nats_per_word=3.0)
     diverged = replace(report(9, 2.0, 2.0), loss=None, nats_per_word=None)
-    points = curve([pieces, validation(5, 1.0, float(np.exp(3.5))), diverged])
+    points = learning_curve([pieces, validation(5, 1.0, float(np.exp(3.5))), diverged])
     assert [point.update for point in points] == [5, 9]
     assert points[0].loss == 3.0 and points[0].valid_loss == pytest.approx(3.5)
     assert points[1].loss is None and points[1].valid_loss is None
     part = [replace(validation(u, float(u), 40.0 - u), share=0.1) for u in (2, 4)]
-    points = curve(
+    points = learning_curve(
         [*part, validation(4, 4.0, 30.0)]
     )  # only points on the same part of the valid set
     assert [np.exp(point.valid_loss or 0) for point in points] == pytest.approx([38.0, 36.0])

@@ -107,7 +107,7 @@ def test_row_without_result_shows_its_problem():
     study = example.study(broken="CNN")
     (row,) = (row for row in Page(html(study)).rows if row and row[0] == "CNN")
     assert "diverged: <loss> nan" in row
-    # One cell instead of test, its interval, the distance to the best, and valid.
+    # One cell instead of test, its interval, the difference from the best, and valid.
     assert len(row) == len(columns(study)) - 3
     (line,) = (text for text in markdown(study).splitlines() if text.startswith("| CNN | -"))
     assert line.endswith("| diverged: <loss> nan |")

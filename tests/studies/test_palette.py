@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from zipflm.studies.figures import STYLES, styles
+from zipflm.studies.figures import STYLES, choose_styles
 
 # Machado, Oliveira & Fernandes 2009, full severity, for linear RGB.
 SIGHT = {
@@ -68,7 +68,7 @@ def test_patterns_match_the_paper():
 
 
 def test_more_rows_than_styles_are_distinct():
-    look = styles([(f"ADP-T {i}", "ADP-T") for i in range(30)])
+    look = choose_styles([(f"ADP-T {i}", "ADP-T") for i in range(30)])
     assert len({(style.light, style.marker, style.dash) for style in look.values()}) == 30
     first = list(look.values())[:8]
     assert first[0] is STYLES["ADP-T"] and len({style.light for style in first}) == 8

@@ -33,8 +33,10 @@ def output_of(plans, *stages, is_silent=False):
 
 def test_progress_lines(plans):
     training, done = output_of(plans, "training", "done")
-    assert training.startswith("[1/8] SM: training, update 200/200, loss 4.000, valid perplexity 3")
-    assert done == "[1/8] SM: done, update 200/200, valid perplexity 30.00, 2.0 s"
+    assert training.startswith(
+        "[1/8] SM: training, update 200/200, loss 4.000, validation perplexity 3"
+    )
+    assert done == "[1/8] SM: done, update 200/200, validation perplexity 30.00, 2.0 s"
     assert output_of(plans, "done", is_silent=True) == []  # not the first process
 
 
@@ -54,7 +56,7 @@ def test_terminal_shows_scoring_progress(plans):
     stream = io.StringIO()
     display = Display(plans, stream, is_silent=False)
     display.console = Console(file=stream, force_terminal=True, width=100)
-    with display.shown():
+    with display.show():
         display.set_stage(plans[0], "scoring")
         with progress_label("scoring valid"):
             report_progress(30, 40)
@@ -72,7 +74,7 @@ def test_warns_about_long_training_without_a_gpu(data, tmp_path, monkeypatch):
     monkeypatch.setattr("zipflm.training.throughput.cpu_speed", lambda: 1e8)
     overrides = ("training.max_updates=100",)
     stream = io.StringIO()
-    with Display(plans_for(data, tmp_path, overrides=overrides), stream, is_silent=False).shown():
+    with Display(plans_for(data, tmp_path, overrides=overrides), stream, is_silent=False).show():
         pass
     *schedules, slow = stream.getvalue().splitlines()
     assert all("learning rate is still at" in line for line in schedules)

@@ -20,7 +20,7 @@ def test_blocks_are_whole_lines_and_cover_the_text(lengths):
     blocks = cut_into_blocks(starts, NONE, losses[None])
     assert set(blocks.starts) <= set(starts) and blocks.starts[0] == 0
     assert 1 <= len(blocks) <= BLOCK_COUNTS[0]
-    of_word = blocks.index_of_word
+    of_word = blocks.block_of_word
     assert len(of_word) == sum(lengths) and (np.diff(of_word) >= 0).all()
     assert len(np.unique(of_word)) == len(blocks)
 

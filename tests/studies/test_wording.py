@@ -41,7 +41,7 @@ def test_headline_of_one_model_and_of_short_text():
     assert findings(study_of(example.member("SM"))) == []
     short = replace(example.text(), line_starts=np.array([0]))
     study = study_of(member("SM", 1.0), member("ADP", 0.0), on=short)
-    assert headline(study).endswith("too short to tell whether differences are significant")
+    assert headline(study).endswith("this text cannot show whether differences are significant")
 
 
 def test_headline_of_an_unfinished_study():
@@ -55,7 +55,7 @@ def test_headline_of_an_unfinished_study():
 
 def test_findings_explain_intervals():
     assert "cover only the variation between texts" in findings(example.study())[-1]
-    assert "between the 2 seeds" in findings(example.study(seeds=2))[-1]
+    assert "between 2 seeds" in findings(example.study(seeds=2))[-1]
     text = replace(example.text(), line_starts=np.arange(0, 3000, 600))
     study = study_of(example.member("SM"), example.member("ADP", rank=1), on=text)
     assert "With only 5 blocks of text, intervals are wide and imprecise." in findings(study)[-1]

@@ -1,4 +1,4 @@
-"""Choose the device."""
+"""Choose the device to compute on."""
 
 from __future__ import annotations
 

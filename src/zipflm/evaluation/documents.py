@@ -38,7 +38,7 @@ class Document:
     skip: int = 0
     """Number of leading ids that are context only."""
     asked: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Ascending indices of the scored ids for which `top`, `ranks` and `sources` are computed."""
+    """Ascending indices into `ids` for which `top`, `ranks` and `sources` are computed."""
     top: int = 0
     """Number of most likely ids to list for each index in `asked`."""
     ranks: bool = False
@@ -51,9 +51,9 @@ class Source(NamedTuple):
     """The contributions of the model and of each memory to a probability."""
 
     parts: list[float]
-    """The contribution of the model, then one per memory. They sum to the probability."""
+    """The contribution of the model, then one per memory. Their sum is the probability."""
     nearest: list[list[int]]
-    """Nearest rows of every store."""
+    """Rows of the nearest neighbors, one list per store."""
 
 
 class DocumentScores(NamedTuple):
@@ -65,6 +65,7 @@ class DocumentScores(NamedTuple):
     ranks: Sequence[int] = ()
     """1 is the most likely id."""
     sources: Sequence[Source] = ()
+    """Empty without memories."""
 
 
 def start_documents(
@@ -78,7 +79,7 @@ def start_documents(
 ) -> Callable[[], list[DocumentScores]]:
     """Start scoring independent documents. Call the result to wait for the scores.
 
-    Tokens that are only context are also stored in memories.
+    With memories, skipped ids are scored as well, so that they are stored.
     """
     if not documents:
         return list
@@ -117,7 +118,7 @@ def start_documents(
 
 
 class _Extras:
-    """Top-k lists, ranks and sources, computed from the hidden vectors of each batch."""
+    """Computes top-k lists, ranks and sources from the hidden vectors of each batch."""
 
     def __init__(self, documents: Sequence[Document], begins: Ids, length: int) -> None:
         self._documents = documents
@@ -144,7 +145,10 @@ class _Extras:
         nll: Tensor,
         mixture: Mixture | None,
     ) -> None:
-        """Queue work for a batch without waiting for the device. `nll` is without memories."""
+        """Compute what the documents request for a batch, without waiting for the device.
+
+        `nll` is that of the model without memories.
+        """
         num_words = model.output.edges[-1]
         wanted = self._wanted_top[positions]
         if len(rows := np.flatnonzero(wanted)):

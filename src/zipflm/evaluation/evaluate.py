@@ -26,21 +26,22 @@ from zipflm.evaluation.device import resolve_device
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import Evaluation
 from zipflm.evaluation.scoring import score
-from zipflm.evaluation.sharing import ALONE, Share
+from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.memory.specs import open_memories
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
 from zipflm.runs.load import LoadedRun, load_run, with_words
 from zipflm.storage import TEMPORARY_REMEDY, report_full_disk
 
-Source = str | PathLike[str]
+AnyPath = str | PathLike[str]
 
 # Default batch sizes: enough to keep the device busy. On a CPU, more would only use memory.
 _CPU_TOKENS = 4_096
 _DEVICE_TOKENS = 32_768
 
-# A text with more continuation marks (subword-nmt's @@) than this is already split into pieces.
-_SHARE_OF_CONTINUED_WORDS = 0.05
+# A text is already split into pieces if a larger share of its words ends in a continuation mark
+# (subword-nmt's @@).
+_MAX_CONTINUED_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,8 @@ class ScoringOptions:
         return ResolvedOptions(blocks, tokens, device, self.dtype)
 
     def blocks(self, config: Config) -> Blocks:
-        """Return the block settings, with those of the run as defaults. Raises ValueError if block,
-        context and break mode are incompatible."""
+        """Return the block settings, with those of the run as defaults (no context if only `block`
+        is set). Raises ValueError if block, context and break mode are incompatible."""
         default = config.batches.eval_blocks
         # The context of the run only makes sense with the block of the run.
         context = default.context if self.block is None else 0
@@ -102,21 +103,22 @@ class ResolvedOptions:
 
 
 def evaluate(
-    run: LoadedRun | Source,
+    run: LoadedRun | AnyPath,
     *,
-    data: DataFolder | Source | None = None,
+    data: DataFolder | AnyPath | None = None,
     split: str | None = None,
-    text: Source | None = None,
+    text: AnyPath | None = None,
     checkpoint: Choice | None = None,
     options: ScoringOptions | None = None,
     encoding: str = UTF_8,
     errors: Errors = "strict",
-    share: Share = ALONE,
+    share: Share = SINGLE_PROCESS,
 ) -> Evaluation:
     """Score a split of a data folder (default: test) or a text with a checkpoint of a run.
 
     `encoding` and `errors` apply to the text; `errors="replace"` turns invalid bytes into U+FFFD.
-    If several processes share the work (`share`), each returns the whole result.
+    `checkpoint` is ignored if the run is already loaded. If several processes share the work
+    (`share`), each returns the full result.
     """
     if (data is None) == (text is None):
         raise ValueError("data, text: give a data folder or a text file, not both")
@@ -160,18 +162,18 @@ def score_split(
     options: ScoringOptions,
     *,
     source: str | None = None,
-    share: Share = ALONE,
+    share: Share = SINGLE_PROCESS,
 ) -> Evaluation:
-    """Score one split. Raises ValueError if it was not prepared for this run, or is damaged.
+    """Score one split. Raises ValueError if the split was not prepared for this run, or is damaged.
 
-    `source` is the text file if the data folder is a temporary one.
+    `source` is the name of the text file if the data folder is a temporary one.
     """
     chosen = options.resolved(run.config)
     in_order = bool(options.memory)
     batches = share.run_on_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
     memories = share.run_on_all(lambda: open_memories(options.memory, run, chosen.device))
     if memories is not None and memories.has_cache and share.world_size > 1:
-        raise ValueError("memory=cache: needs the whole text; run a single process")
+        raise ValueError("memory=cache: needs the full text; run a single process")
     _require_same_everywhere(run, folder, split, share)
     started = time.perf_counter()
     with progress_label(f"scoring {split if source is None else source}"):
@@ -185,7 +187,7 @@ def score_split(
             share=share,
         )
     seconds, metadata = time.perf_counter() - started, folder.split(split)
-    # True if the model can read some words, but not predict them.
+    # True if the vocabulary has words that the model can read, but not predict.
     has_input_words = run.config.num_predicted < run.config.vocab_size
     return Evaluation(
         scores=scores,
@@ -216,7 +218,7 @@ def batches_of(
     tokens = folder.tokens(split)
     if len(tokens) == 0:
         raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
-    # The state is carried through the whole text, so the text must stay in a single row.
+    # The state is carried through the full text, so the text must stay in a single row.
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens
     return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, in_order=in_order)
@@ -232,7 +234,7 @@ def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, sha
 
 @contextmanager
 def _prepared(
-    run: LoadedRun, text: Source, encoding: str, errors: Errors
+    run: LoadedRun, text: AnyPath, encoding: str, errors: Errors
 ) -> Iterator[tuple[LoadedRun, DataFolder]]:
     """Prepare a text like the training data of the run, in a temporary data folder.
 
@@ -274,7 +276,7 @@ def _require_same_preparation(run: LoadedRun, folder: DataFolder) -> None:
 
 def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None:
     metadata = folder.split(split)
-    if folder.codes is not None and metadata.continued > _SHARE_OF_CONTINUED_WORDS * metadata.words:
+    if folder.codes is not None and metadata.continued > _MAX_CONTINUED_SHARE * metadata.words:
         raise ValueError(
             f"{run} splits words into pieces, but {metadata.continued} of the {metadata.words} "
             f"words of the text end in {CONTINUES}: it is already split; pass the original text "

@@ -26,7 +26,7 @@ class ScoringProtocol:
     words: int
     """Number of words in these tokens; `</s>` counts as a word."""
     unk: int
-    """Number of `<unk>` tokens, scored like any other word."""
+    """Number of `<unk>` tokens, which are scored like any other token."""
     eos: int
     """Number of `</s>` tokens."""
     positions: int
@@ -37,7 +37,7 @@ class ScoringProtocol:
     """Memories mixed with the model, with their settings."""
 
     def by_name(self) -> dict[str, str | int]:
-        """Return all fields in one flat dictionary."""
+        """Return all fields in one flat dictionary; `memory` only if it is not empty."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         del values["blocks"], values["memory"]
         blocks = {f.name: getattr(self.blocks, f.name) for f in fields(self.blocks)}
@@ -74,7 +74,7 @@ class TokenScores:
         return replace(self, protocol=replace(self.protocol, memory=names))
 
     def words(self) -> NDArray[np.float64]:
-        """Return the nll per word, summed over its pieces."""
+        """Return the nll of each word, summed over its pieces."""
         starts = np.flatnonzero(np.append(True, self.ends_word[:-1]))
         return np.add.reduceat(self.nll.astype(np.float64), starts)
 
@@ -84,7 +84,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores with the details that a report includes."""
+    """Scores with the details that `zipflm evaluate` reports."""
 
     scores: TokenScores
     seconds: float
@@ -94,6 +94,7 @@ class Evaluation:
     source: str
     """The data folder or the text file."""
     split: str | None
+    """None for a text file."""
     vocabulary: str
     """Hash of the vocabulary."""
     device: str
@@ -113,8 +114,8 @@ class Evaluation:
     def bits_per_byte(self) -> float | None:
         """None if the text cannot be reconstructed from the words: `<unk>` loses the spelling, and
         splitting punctuation or lowercasing loses spaces and capitals."""
-        is_encoded = self.splitting.is_plain and not self.out_of_vocabulary
-        return self.scores.bits_per_byte(self.num_bytes) if is_encoded else None
+        is_lossless = self.splitting.is_plain and not self.out_of_vocabulary
+        return self.scores.bits_per_byte(self.num_bytes) if is_lossless else None
 
     def report(self) -> dict[str, Any]:
         """Return plain JSON values. `nll` and `perplexity` are per word: perplexity = exp(nll)."""
@@ -180,5 +181,5 @@ class Evaluation:
 
 
 def count_words(ends_word: NDArray[np.bool_]) -> int:
-    """Count the words in tokens. An unfinished word at the end counts as one."""
+    """Count the words of a text from the flags of its tokens. An unfinished last word counts."""
     return int(np.count_nonzero(ends_word)) + (not ends_word[-1])

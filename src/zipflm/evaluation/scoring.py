@@ -1,12 +1,12 @@
 """Score every token of a stream exactly once, in any blocks with any context.
 
-`start_scoring` is the loop used by `score` (the batches of a split) and `documents.start_documents`
-(independent texts). Only scored positions go through the output layer, so context costs a pass
-through the decoder and no more. Memory use depends on the batch size, plus one nll per token.
-Results are copied to the host asynchronously, so the device is never idle while batches are queued.
+`start_scoring` is the scoring loop: `score` runs it on the batches of a split,
+`documents.start_documents` on independent texts. Only scored positions go through the output layer;
+context only goes through the decoder. Memory use depends on the batch size, plus one nll per token.
+Results are copied to the host asynchronously, so that the device does not wait for the host.
 
 `score_sums` only computes totals, for validation during training. Perplexity is always per word:
-the nll of its pieces is summed, so BPE and word models can be compared.
+the nll of the pieces of a word is summed, so that BPE and word models can be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows
 from zipflm.evaluation.progress import report_progress
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
-from zipflm.evaluation.sharing import ALONE, Share
+from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.memory.mixing import Mixture
 from zipflm.memory.specs import Memories
 from zipflm.model.decoders.constant_state import RowStates
@@ -35,10 +35,10 @@ from zipflm.runs.records import Sums
 
 Ids = NDArray[np.int64]
 
-# Number of batches queued before the oldest result is read.
-_PENDING = 32
+# Maximum number of batches in flight. Beyond this, the host waits for the oldest.
+_MAX_PENDING = 32
 # Number of nll values that processes exchange at once.
-_PIECE = 1 << 24
+_EXCHANGE_SIZE = 1 << 24
 
 
 def score(
@@ -49,16 +49,18 @@ def score(
     ends_word: NDArray[np.bool_],
     precision: Precision = "float32",
     memories: Memories | None = None,
-    share: Share = ALONE,
+    share: Share = SINGLE_PROCESS,
 ) -> TokenScores:
     """Return the nll of every token of a split, in the order of the text.
 
     `ends_word` [V] marks the ids that end a word. The model is moved to the device and switched to
-    evaluation mode. Raises ValueError if a log-probability is not finite.
+    evaluation mode. Raises ValueError if a log-probability is not finite, or if the batches do not
+    contain every token once.
 
-    With several processes, pass the batches of the whole split to each. Every process scores every
-    `world_size`-th batch and gets the whole result, bitwise equal to that of a single process on
-    the same kind of device. A cache needs the batches in the order of the text.
+    With several processes, pass the batches of the full split to each. Every process scores every
+    `world_size`-th batch (break mode `stream`: the first process scores all of them) and gets the
+    full result, bitwise equal to that of a single process on the same kind of device. A cache needs
+    a single process and batches in the order of the text.
     """
     ids = batches.tokens.ids
     memory = None if memories is None else memories.stream().set_tokens(ids)
@@ -66,11 +68,11 @@ def score(
         lambda: start_scoring(
             model,
             ids,
-            planned(batches, share),
+            batch_windows(batches, share),
             device=device,
             precision=precision,
             memory=memory,
-            carries=batches.blocks.break_mode == "stream",
+            carry_state=batches.blocks.break_mode == "stream",
         )()
     )
     if share.world_size > 1:
@@ -78,7 +80,7 @@ def score(
     # The minimum is NaN if any value is.
     if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError(
-            "the batches do not contain every token once; pass those of the whole split"
+            "the batches do not contain every token once; pass those of the full split"
         )
     targets = predicted_ids(ids, model.config.num_predicted)
     scores = _token_scores(batches, targets, nll, ends_word, positions, precision)
@@ -86,19 +88,20 @@ def score(
 
 
 def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
-    """Replace ids that the model cannot predict by `<unk>`."""
+    """Replace ids that the model cannot predict with `<unk>`."""
     is_beyond = ids >= num_predicted
     return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 
 
-def planned(batches: Batches, share: Share = ALONE) -> Iterator[Windows]:
-    """Yield the windows of the batches of this process. Reports progress for each.
+def batch_windows(batches: Batches, share: Share = SINGLE_PROCESS) -> Iterator[Windows]:
+    """Yield the windows of each batch that this process scores, and report progress.
 
-    The first process scores all batches of a stream, because their state is carried over.
+    In break mode `stream`, the first process scores all batches, because each needs the state after
+    the previous one.
     """
-    parts = 1 if batches.blocks.break_mode == "stream" else share.world_size
-    total = len(batches.tokens.ids) // parts
-    for index in range(share.rank, len(batches) if share.rank < parts else 0, parts):
+    num_scorers = 1 if batches.blocks.break_mode == "stream" else share.world_size
+    total = len(batches.tokens.ids) // num_scorers
+    for index in range(share.rank, len(batches) if share.rank < num_scorers else 0, num_scorers):
         windows = batches.windows(0, index)
         report_progress(int((windows.end - windows.start).sum()), total)
         yield windows
@@ -111,47 +114,50 @@ def _gather(
     counts = torch.tensor([positions, scored], device=device)
     positions, scored = share.all_reduce(counts).tolist()
     np.nan_to_num(nll, copy=False)
-    for start in range(0, len(nll), _PIECE):
-        piece = torch.from_numpy(nll[start : start + _PIECE]).to(device)
-        nll[start : start + _PIECE] = share.all_reduce(piece).cpu().numpy()
+    for start in range(0, len(nll), _EXCHANGE_SIZE):
+        chunk = torch.from_numpy(nll[start : start + _EXCHANGE_SIZE]).to(device)
+        nll[start : start + _EXCHANGE_SIZE] = share.all_reduce(chunk).cpu().numpy()
     return nll, positions, scored
 
 
-class Observer(Protocol):
-    """Receives the hidden vectors of a stream as they are computed; memories implement this."""
+class StreamMemory(Protocol):
+    """Memories of a stream. `lookup` gets the hidden vectors of a batch, the ids that they predict
+    and the positions of these tokens. It returns the mixture to score them with."""
 
     def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture: ...
 
 
 class StreamScores(NamedTuple):
-    """Scores of the windows of a plan."""
+    """Scores of the windows of a stream."""
 
     nll: NDArray[np.float32]
     """-log p in nats; NaN for tokens that were not scored."""
     positions: int
-    """Number of tokens that went through the model."""
+    """Number of tokens that went through the model, including context."""
     scored: int
+    """Number of scored tokens."""
 
 
 @torch.inference_mode()
 def start_scoring(
     model: LanguageModel,
     ids: NDArray[Any],
-    plan: Iterable[Windows],
+    batches: Iterable[Windows],
     *,
     device: torch.device | str,
     precision: Precision = "float32",
     on_batch: Callable[[LanguageModel, Tensor, Tensor, Ids, Tensor, Mixture | None], None]
     | None = None,
-    memory: Observer | None = None,
-    carries: bool = False,
+    memory: StreamMemory | None = None,
+    carry_state: bool = False,
 ) -> Callable[[], StreamScores]:
-    """Start scoring the windows of a stream. Call the result to wait for the scores.
+    """Start scoring batches of windows of a stream. Call the result to wait for the scores.
 
-    With `carries`, the rows of each batch continue those of the previous one, and decoders with a
-    state of constant size carry it over. The model is moved to the device and switched to
-    evaluation mode. `on_batch` receives hidden vectors, targets, positions, nll and mixture of
-    each batch. Raises ValueError if a log-probability is not finite.
+    With `carry_state`, the rows of each batch continue those of the previous one, and decoders with
+    a state of constant size carry it over. The model is moved to the device and switched to
+    evaluation mode. `on_batch` is called with the model and, for each batch, the hidden vectors,
+    targets, positions, nll without memories, and mixture. The result raises ValueError if a
+    log-probability is not finite.
     """
     model = model.to(device).eval()
     ids = np.asarray(ids)  # NumPy indexes a plain view of a mapped file faster
@@ -159,15 +165,15 @@ def start_scoring(
     positions = scored = bad = 0
     pending: deque[_PendingBatch] = deque()
     states: RowStates | None = None
-    carries = carries and model.config.decoder.has_constant_state
-    for windows in plan:
+    carry_state = carry_state and model.config.decoder.has_constant_state
+    for windows in batches:
         scored_at = scored_positions(windows)
         positions += int((windows.end - windows.first).sum())
         scored += len(scored_at)
         with autocast(precision, torch.device(device)):
-            if carries and states is None:
+            if carry_state and states is None:
                 states = model.decoder.new_state(len(windows.first), 0)  # type: ignore[assignment]
-            hidden, targets = predicting(model, batch_of(ids, windows), device, states)
+            hidden, targets = compute_hidden(model, batch_of(ids, windows), device, states)
             values = model.output.nll(hidden, targets)
         model_nll, mixture = values, None
         if memory is not None:
@@ -177,7 +183,7 @@ def start_scoring(
         pending.append(_PendingBatch(scored_at, *_copy_to_host(values)))
         if on_batch is not None:
             on_batch(model, hidden, targets, scored_at, model_nll, mixture)
-        if len(pending) > _PENDING:
+        if len(pending) > _MAX_PENDING:
             bad += _collect(pending.popleft(), nll)
 
     def result() -> StreamScores:
@@ -186,8 +192,8 @@ def start_scoring(
             bad += _collect(pending.popleft(), nll)
         if bad:
             raise ValueError(
-                f"the model gives {bad} of {scored} tokens no finite log-probability: its training "
-                "diverged; evaluate an earlier checkpoint, or use dtype float32"
+                f"{bad} of {scored} tokens have no finite log-probability, perhaps because "
+                "training diverged; evaluate an earlier checkpoint, or use dtype float32"
             )
         return StreamScores(nll, positions, scored)
 
@@ -213,14 +219,14 @@ def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return host, copied
 
 
-def predicting(
+def compute_hidden(
     model: LanguageModel,
     batch: Batch,
     device: torch.device | str,
     states: RowStates | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the hidden vectors that predict the scored tokens of a batch, row by row, and the
-    tokens."""
+    """Return the hidden vectors that predict the scored tokens of a batch, and the ids of these
+    tokens, both [scored tokens, ...] in row order."""
     chosen = batch.scored.flatten().nonzero().squeeze(1)
     targets = batch.targets.flatten()[chosen]
     if model.config.input.spells_words:
@@ -239,7 +245,7 @@ def to_device(tensors: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor
 
 
 def scored_positions(windows: Windows) -> NDArray[np.int64]:
-    """Return the positions in the text of the tokens that a batch scores, row by row."""
+    """Return the positions in the stream of the tokens that a batch scores, row by row."""
     lengths = windows.end - windows.start
     ends = np.cumsum(lengths)
     shifts: NDArray[np.int64] = np.repeat(windows.start - (ends - lengths), lengths)
@@ -285,8 +291,10 @@ def score_sums(
     device: torch.device | str,
     ends_word: Tensor | None = None,
 ) -> Sums:
-    """Score every batch with `nll(words, targets, scored)`. Waits for the device once, at the end.
+    """Return the total nll and the numbers of scored tokens and words.
 
+    `nll(inputs, targets, scored)` returns the nll of a batch, 0 for tokens that are not scored. The
+    host waits for the device once, at the end.
     `ends_word` [V] marks the ids that end a word; by default all do. The caller switches the model
     to evaluation mode.
     """

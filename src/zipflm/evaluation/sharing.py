@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Share(Protocol):
-    """One of several processes that score together. All must make the same calls."""
+    """One of the processes that score together. All must make the same calls."""
 
     @property
     def rank(self) -> int: ...
@@ -20,11 +20,12 @@ class Share(Protocol):
     def world_size(self) -> int: ...
 
     def run_on_all(self, work: Callable[[], T]) -> T:
-        """Call `work` and return its result. If it fails in one process, all raise ValueError."""
+        """Call `work` and return its result. If one of several processes fails, all raise
+        ValueError."""
         ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all processes, in place."""
+        """Sum a tensor over all processes in place, and return it."""
         ...
 
     def all_gather(self, value: T) -> list[T]:
@@ -46,4 +47,4 @@ class _SingleProcess:
         return [value]
 
 
-ALONE: Share = _SingleProcess()
+SINGLE_PROCESS: Share = _SingleProcess()

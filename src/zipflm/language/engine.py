@@ -23,7 +23,7 @@ from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows, batched, cut, document_windows, with_context
 from zipflm.evaluation.documents import Document, DocumentScores, Likely, start_documents
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.evaluation.scoring import predicted_ids, predicting, start_scoring
+from zipflm.evaluation.scoring import compute_hidden, predicted_ids, start_scoring
 from zipflm.language.text import EncodedText, Ids
 from zipflm.memory.mixing import Mixture
 from zipflm.memory.specs import Memories
@@ -122,12 +122,12 @@ class Engine:
         """
         assert self.memories is not None
         missing = len(text) + 1 - len(hidden_TD)
-        if missing == 0 or len(hidden_TD) > self.memories.reach:
+        if missing == 0 or len(hidden_TD) > self.memories.largest_window:
             return hidden_TD[:-1], text[missing:]
         stream, one = np.append(END, text[:missing]), np.ones(1, dtype=np.int64)
         windows = document_windows(one, one, one + missing, self.blocks)
         plan = batched(windows, self.batch_tokens, sort_by_length=False)
-        parts = [predicting(self.model, batch_of(stream, w), self.device)[0] for w in plan]
+        parts = [compute_hidden(self.model, batch_of(stream, w), self.device)[0] for w in plan]
         return torch.cat([*parts, hidden_TD[:-1]]), text
 
     def inputs_before(

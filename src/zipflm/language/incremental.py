@@ -82,7 +82,7 @@ def _after(engine: Engine, state: TextState, token: int) -> TextState:
     inputs, past = (*state.inputs, token), state._past
     if past is not None:
         assert state._hidden is not None and engine.memories is not None
-        reach = max(engine.memories.reach, 1)  # older tokens are not needed
+        reach = max(engine.memories.largest_window, 1)  # older tokens are not needed
         hidden = torch.cat([past[0], state._hidden[None]])[-reach:]
         past = hidden, np.append(past[1], token)[-reach:]
     if len(inputs) <= engine.longest:

@@ -1,1 +1,1 @@
-"""Memories for a trained model: a continuous cache and nearest neighbours."""
+"""Memories for a trained model: a continuous cache and nearest neighbors."""

@@ -1,4 +1,4 @@
-"""Build a store: write every token of a text with the hidden vector that predicted it.
+"""Build a store: write the tokens of a text with the hidden vectors that predicted them.
 
 Batches are written in the order of the text. `building.json` records the number of keys that are
 flushed to disk, so a killed build can continue and produces the same bytes.
@@ -21,7 +21,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, batches_of
 from zipflm.evaluation.progress import progress_label, report_progress
-from zipflm.evaluation.scoring import predicting, scored_positions
+from zipflm.evaluation.scoring import compute_hidden, scored_positions
 from zipflm.memory.mixing import unit_vectors
 from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
 from zipflm.memory.store import (
@@ -41,8 +41,11 @@ from zipflm.storage import atomic_write, file_hash, report_full_disk, sole_write
 
 _PROGRESS_FILE = "building.json"
 _SAVE_SECONDS = 10.0
+"""Seconds between updates of the progress file."""
 _RECALL_AT = 1024
-_CONTEXT = 32
+"""Number of nearest keys for which the recall of an index is measured."""
+_DEFAULT_CONTEXT = 32
+"""In tokens; at most a quarter of a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,8 @@ def build(
     """Build a store from the first `max_keys` tokens of a split, or continue a killed build.
 
     By default, stores of 2 million keys or more get an index if faiss is installed. The text is cut
-    into blocks as for `evaluate`, but by default each block has context.
+    into blocks as for `evaluate`, but in break modes `none` and `complete` blocks have context by
+    default. On a GPU, the model computes in the dtype of its training.
     """
     if max_keys is not None and max_keys < 1:
         raise ValueError(f"max_keys={max_keys}: must be at least 1")
@@ -103,16 +107,16 @@ def build(
 
 
 def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
-    """Add context by default. Without it, the first keys of many blocks would be equal, and the
-    nearest of them would be arbitrary."""
+    """Add context by default. Without it, the first keys of many blocks would be almost equal, and
+    the choice among them arbitrary."""
     blocks = options.blocks(run.config)
     if options.context is not None or blocks.break_mode not in ("none", "complete"):
         return options
-    return replace(options, context=max(blocks.context, min(_CONTEXT, blocks.block // 4)))
+    return replace(options, context=max(blocks.context, min(_DEFAULT_CONTEXT, blocks.block // 4)))
 
 
 def _start(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
-    """Start or continue a build; return the number of keys on disk."""
+    """Start or continue a build. Return the number of keys that are already on disk."""
     if (out / INFO_FILE).exists():
         raise FileExistsError(f"{out}: already a finished store; choose another folder")
     if not (out / _PROGRESS_FILE).is_file():
@@ -158,29 +162,29 @@ def _write(
         file.truncate(done * width)
         file.seek(done * width)
     model, saved = run.model.to(device).eval(), time.monotonic()
-    carries = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
-    states = model.decoder.new_state(1, 0) if carries else None
+    carry_state = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
+    states = model.decoder.new_state(1, 0) if carry_state else None
     report_progress(done, plan.keys)
     for index in range(len(batches)):
         windows = batches.windows(0, index)
         positions = scored_positions(windows)
         if done == plan.keys:
             break
-        if positions[-1] < done and not carries:
+        if positions[-1] < done and not carry_state:
             continue
         with autocast(plan.compute_dtype, torch.device(device)):  # type: ignore[arg-type]
             batch = batch_of(batches.tokens.ids, windows)
-            hidden, targets = predicting(model, batch, device, states)  # type: ignore[arg-type]
+            hidden, targets = compute_hidden(model, batch, device, states)  # type: ignore[arg-type]
         if positions[-1] < done:
             continue  # only needed for the state
         count = min(len(positions), plan.keys - done)
         words = targets.where(targets < model.output.edges[-1], UNKNOWN)
         keys = unit_vectors(hidden[:count]).to(getattr(torch, plan.dtype))
-        # Zero the keys with a single token of context, such as at the start of the text, so that
-        # they are never retrieved: they would be the nearest at the start of any text.
-        is_bare = torch.zeros_like(batch.scored)
-        is_bare[:, 0] = index == 0 or not carries
-        keys[is_bare[batch.scored][:count].to(keys.device)] = 0
+        # Zero the keys that were computed from a single token, such as at the start of the text, so
+        # that they are never retrieved: they would be the nearest keys at the start of any text.
+        has_no_context = torch.zeros_like(batch.scored)
+        has_no_context[:, 0] = index == 0 or not carry_state
+        keys[has_no_context[batch.scored][:count].to(keys.device)] = 0
         files[0].write(keys.cpu().numpy().data)
         files[1].write(words[:count].int().cpu().numpy().data)
         done += count
@@ -199,7 +203,8 @@ def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None
         try:
             index_recall = _build_index(out, plan)
             names.append(INDEX_FILE)
-            say(f"recall of the index: {index_recall:.1%} of the {_RECALL_AT:,} nearest keys")
+            nearest = min(_RECALL_AT, plan.keys)
+            say(f"recall of the index: {index_recall:.1%} of the {nearest:,} nearest keys")
         except ValueError as error:  # faiss is not installed
             say(f"no index: searching on a CPU will compare all {plan.keys:,} keys; {error}")
     sums = {name: file_hash(out / name) for name in names}

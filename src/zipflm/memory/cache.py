@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zipflm.config.checks import Bound, Checked, Fraction
 from zipflm.data.vocabulary import END
-from zipflm.memory.mixing import Matches, Retrieved, Rows, Temperature, unit_vectors
+from zipflm.memory.mixing import Matches, Retrieved, RowIndex, Temperature, unit_vectors
 
 _MAX_ELEMENTS = 1 << 24
 """Maximum number of cosines in memory at once."""
@@ -33,20 +33,21 @@ class CacheSettings(Checked):
     """Settings of a continuous cache."""
 
     window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = 2000
-    """Number of tokens to store (none: all)."""
+    """Number of recent tokens to look up (none: all)."""
     weight: Fraction = 0.15
     """Weight of the cache in the mixture."""
     temperature: Temperature = 0.08
     """Temperature of the softmax over cosines."""
     reset: Reset = "none"
-    """Empty the cache after every line, blank line, or heading (a line `= Title =`)."""
+    """Empty the cache after every line, blank line, or heading (a line that starts with one `=`);
+    none: never."""
 
 
 class Cache:
-    """A continuous cache. Each text has its own stream or row."""
+    """A continuous cache. Each text has its own `stream`, or its own row in `rows`."""
 
     def __init__(self, settings: CacheSettings, equals_sign: int | None = None) -> None:
-        """`equals_sign` is the id of `=`, which starts a heading."""
+        """`equals_sign` is the id of `=`, which starts a heading, or None."""
         if settings.reset == "heading" and equals_sign is None:
             raise ValueError("reset=heading: the vocabulary has no =, which starts a heading")
         self.settings: CacheSettings = settings
@@ -87,6 +88,7 @@ class CacheStream:
         self._keys_KD = torch.zeros(0)
         self._words_K = torch.zeros(0, dtype=torch.int64)
         self._since_start = 0
+        """Number of tokens since the start of the document."""
 
     def lookup(self, hidden_ND: Tensor, words_N: Tensor, is_start: NDArray[np.bool_]) -> KeyWindow:
         queries_ND, count = unit_vectors(hidden_ND), len(hidden_ND)
@@ -95,14 +97,14 @@ class CacheStream:
         words_K = torch.cat([self._words_K, words_N]) if stored else words_N
         positions = np.arange(count)
         last_start = np.maximum.accumulate(np.where(is_start, positions, -self._since_start))
-        reach = positions - last_start
-        self._since_start = int(reach[-1]) + 1 if count else self._since_start
+        num_visible = positions - last_start
+        self._since_start = int(num_visible[-1]) + 1 if count else self._since_start
         if self._window is not None:
-            reach = np.minimum(reach, self._window)
+            num_visible = np.minimum(num_visible, self._window)
         kept = min(self._since_start, self._window or self._since_start)
         self._keys_KD, self._words_K = keys_KD[-kept:], words_K[-kept:]
         ends = positions + stored
-        return KeyWindow(queries_ND, keys_KD, words_K, ends - np.minimum(reach, ends), ends)
+        return KeyWindow(queries_ND, keys_KD, words_K, ends - np.minimum(num_visible, ends), ends)
 
 
 class KeyWindow:
@@ -117,17 +119,17 @@ class KeyWindow:
         if queries_ND.is_cuda:  # copies from pageable memory wait for the device
             bounds = bounds.pin_memory()
         self._first_N, self._end_N = bounds.to(queries_ND.device, non_blocking=True)
-        self.has_N: Tensor = self._first_N < self._end_N
+        self.has_match_N: Tensor = self._first_N < self._end_N
         self.rows_NK: Tensor | None = None
 
-    def parts(self) -> Iterator[slice]:
-        """Yield chunks of queries that see similar keys."""
+    def chunks(self) -> Iterator[slice]:
+        """Yield slices of consecutive queries, which see similar ranges of keys."""
         widest = int((self._end - self._first).max(initial=0))
         size = max(min(widest // 8, _MAX_ELEMENTS // max(widest, 1), 1024), 64)
         for low in range(0, len(self._end), size):
             yield slice(low, low + size)
 
-    def retrieve(self, rows: Rows, temperature: float) -> Retrieved:
+    def retrieve(self, rows: RowIndex, temperature: float) -> Retrieved:
         low, high = 0, len(self._words_K)
         if isinstance(rows, slice):  # a tensor would make the host wait
             low, high = int(self._first[rows].min()), int(self._end[rows].max())
@@ -137,18 +139,18 @@ class KeyWindow:
         index_K = torch.arange(low, high, device=scores_NK.device)
         is_hidden_NK = (index_K < first_N1) | (index_K >= end_N1)
         probs_NK = scores_NK.masked_fill_(is_hidden_NK, -torch.inf).softmax(1)
-        return Retrieved(probs_NK, self._words_K[low:high], self.has_N[rows])
+        return Retrieved(probs_NK, self._words_K[low:high], self.has_match_N[rows])
 
 
 class CacheRows:
-    """The caches of texts that are generated in parallel. A full one overwrites its oldest word."""
+    """The caches of several texts, one row per text. A full cache overwrites its oldest token."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window
         self._keys_BCD = torch.zeros(0, 0, 0)
         self._words_BC = torch.zeros(0, 0, dtype=torch.int64)
         self._counts: list[int] = []
-        """Number of words added to each row since it was last empty."""
+        """Number of tokens added to each row since it was last empty."""
 
     def join(self, hidden: Sequence[Tensor], words: Sequence[Tensor]) -> None:
         window, first = self._window, len(self._counts)
@@ -186,7 +188,7 @@ class CacheRows:
             self._counts[row] = 0
 
     def _resize(self, rows: int, like: Tensor) -> None:
-        """Grow the buffers to twice the required capacity, up to the window."""
+        """Add rows, and grow the capacity to about twice what is needed, up to the window."""
         old_rows, capacity = self._words_BC.shape
         if max(self._counts, default=0) > capacity and capacity != self._window:
             capacity = 2 * max(self._counts) + 64

@@ -1,15 +1,16 @@
 """Mix the probabilities of a model with those of memories.
 
-A memory stores the hidden vectors that predicted earlier words, scaled to unit length, and those
-words. A lookup mixes in the words that followed similar hidden vectors:
+A memory stores tokens with the hidden vectors that predicted them, scaled to unit length. A lookup
+mixes in the tokens that similar vectors predicted:
 
-    p_memory(w) = sum of softmax(cosine / temperature) over the stored vectors that w followed
+    p_memory(w) = sum of softmax(cosine / temperature) over the stored vectors that predicted w
     p(w)        = (1 - weight) p_model(w) + weight p_memory(w)
 
-Several memories are mixed in sequence. The weight is 0 if a memory is empty, so probabilities
+Several memories are mixed in sequence. The weight is 0 if a memory finds nothing, so probabilities
 always sum to one. Temperature T for cosines corresponds to 2 T for squared distances.
 
-Shapes: N predictions, K stored words, D model width, V vocabulary.
+Shapes: N predictions, M predictions chosen from them, K retrieved tokens, D model width,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ if TYPE_CHECKING:
 
 
 Ids = NDArray[np.int64]
-Rows = slice | Tensor
+RowIndex = slice | Tensor
+"""Selects predictions of a batch."""
 Temperature = Annotated[
     float, Bound(lambda t: 1e-4 <= t < math.inf, "must be finite and at least 0.0001")
 ]
 NUM_SOURCES = 3
-"""Number of neighbours listed as sources of a probability."""
+"""Number of neighbors per store that are listed as sources of a probability."""
 
 
 def unit_vectors(hidden_ND: Tensor) -> Tensor:
@@ -49,43 +51,43 @@ def unit_vectors(hidden_ND: Tensor) -> Tensor:
 
 
 class Retrieved(NamedTuple):
-    """Retrieved words with their probabilities."""
+    """Retrieved tokens with their probabilities."""
 
     probs_NK: Tensor
-    """Undefined where `has_N` is False."""
+    """Undefined where `has_match_N` is False."""
     words_NK: Tensor
-    """[N, K], or [K] if shared by all rows."""
-    has_N: Tensor
-    """True for rows with at least one stored word."""
+    """[N, K], or [K] if all predictions share the tokens."""
+    has_match_N: Tensor
+    """True for predictions with at least one retrieved token."""
 
     def prob_of(self, targets_N: Tensor) -> Tensor:
-        """Return the probability of one word per row."""
+        """Return the probability of one word per prediction."""
         is_target_NK = self.words_NK == targets_N.unsqueeze(1)
-        return (self.probs_NK * is_target_NK).sum(1).where(self.has_N, 0.0)
+        return (self.probs_NK * is_target_NK).sum(1).where(self.has_match_N, 0.0)
 
     def all_probs(self, num_words: int) -> Tensor:
         """Return the probability of every word, [N, V]."""
-        probs_NK = self.probs_NK.where(self.has_N.unsqueeze(1), 0.0)
+        probs_NK = self.probs_NK.where(self.has_match_N.unsqueeze(1), 0.0)
         probs_NV = probs_NK.new_zeros(len(probs_NK), num_words)
         return probs_NV.scatter_add_(1, self.words_NK.expand_as(probs_NK), probs_NK)
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Precomputed cosines; masked positions are -inf."""
+    """Cosines of the retrieved tokens; -inf for unused positions."""
 
     cosines_NK: Tensor
     words_NK: Tensor
-    has_N: Tensor
+    has_match_N: Tensor
     rows_NK: Tensor | None = None
     """Row numbers in the store; None for a cache."""
 
-    def parts(self) -> Iterator[slice]:
-        yield slice(0, len(self.has_N))
+    def chunks(self) -> Iterator[slice]:
+        yield slice(0, len(self.has_match_N))
 
-    def retrieve(self, rows: Rows, temperature: float) -> Retrieved:
+    def retrieve(self, rows: RowIndex, temperature: float) -> Retrieved:
         probs_NK = (self.cosines_NK[rows] / temperature).softmax(1)
-        return Retrieved(probs_NK, self.words_NK[rows], self.has_N[rows])
+        return Retrieved(probs_NK, self.words_NK[rows], self.has_match_N[rows])
 
 
 def mix(log_probs: Tensor, memory_probs: Tensor, weight: Tensor) -> Tensor:
@@ -103,17 +105,17 @@ class Mixture:
         self._pairs = [(m.settings, lookup) for m, lookup in zip(memories, lookups, strict=True)]
 
     def nll(self, nll_N: Tensor, targets_N: Tensor) -> Tensor:
-        """Mix the nll of target words."""
+        """Return the nll of the targets under the mixture, from that under the model."""
         for settings, lookup in self._pairs:
             recalled_N = target_probs(lookup, targets_N, settings.temperature)
-            nll_N = -mix(-nll_N.float(), recalled_N, settings.weight * lookup.has_N.float())
+            nll_N = -mix(-nll_N.float(), recalled_N, settings.weight * lookup.has_match_N.float())
         return nll_N
 
-    def log_probs(self, log_probs_NV: Tensor, rows: Rows = slice(None)) -> Tensor:
-        """Mix the log-probabilities of all words in these rows."""
+    def log_probs(self, log_probs_NV: Tensor, rows: RowIndex = slice(None)) -> Tensor:
+        """Return the log-probabilities of all words under the mixture, for these predictions."""
         for settings, lookup in self._pairs:
             retrieved = lookup.retrieve(rows, settings.temperature)
-            weight_N1 = settings.weight * retrieved.has_N.float().unsqueeze(1)
+            weight_N1 = settings.weight * retrieved.has_match_N.float().unsqueeze(1)
             recalled_NV = retrieved.all_probs(log_probs_NV.shape[1])
             log_probs_NV = mix(log_probs_NV.float(), recalled_NV, weight_N1)
         return log_probs_NV
@@ -123,12 +125,12 @@ class Mixture:
     ) -> tuple[Tensor, list[Tensor]]:
         """Split probabilities into the contributions of the model and of each memory.
 
-        Returns them as [M, 1 + memories], with the nearest rows of each store.
+        Returns them as [M, 1 + memories], and the rows of the nearest neighbors in each store.
         """
         parts, nearest = [(-nll_M.float()).exp()], []
         for settings, lookup in self._pairs:
             retrieved = lookup.retrieve(rows_M, settings.temperature)
-            weight_M = settings.weight * retrieved.has_N.float()
+            weight_M = settings.weight * retrieved.has_match_N.float()
             parts = [part * (1 - weight_M) for part in parts]
             parts.append(weight_M * retrieved.prob_of(targets_M))
             if lookup.rows_NK is not None:
@@ -136,18 +138,20 @@ class Mixture:
         return torch.stack(parts, 1), nearest
 
     def for_rows(self, rows_M: Tensor) -> Callable[[Tensor, slice], Tensor]:
-        """Return `log_probs` for slices of these rows."""
+        """Return a function that mixes the log-probabilities of a slice of these predictions."""
         return lambda log_probs_NV, part: self.log_probs(log_probs_NV, rows_M[part])
 
 
 def target_probs(lookup: KeyWindow | Matches, targets_N: Tensor, temperature: float) -> Tensor:
-    """Return the probability of one word per row, computed in chunks."""
-    parts = [lookup.retrieve(rows, temperature).prob_of(targets_N[rows]) for rows in lookup.parts()]
-    return torch.cat(parts) if parts else targets_N.float()
+    """Return the probability of one word per prediction, computed in chunks."""
+    probs = [
+        lookup.retrieve(rows, temperature).prob_of(targets_N[rows]) for rows in lookup.chunks()
+    ]
+    return torch.cat(probs) if probs else targets_N.float()
 
 
 class MemoryStream:
-    """Memory lookups for one token stream, which can contain independent documents."""
+    """Memory lookups for a stream of tokens, which can contain independent documents."""
 
     def __init__(self, memories: Sequence[Cache | Neighbours]) -> None:
         self.memories = memories
@@ -161,7 +165,8 @@ class MemoryStream:
     ) -> MemoryStream:
         """Set the tokens for the next lookups; the first `seen` were part of the previous call.
 
-        Documents start at the indices `starts`; by default the text continues.
+        Documents start at the indices `starts`, in addition to those that the reset rule of a cache
+        finds. Otherwise the tokens continue the previous text.
         """
         before = len(self._last_lines)
         joined = np.concatenate([self._last_lines, np.asarray(ids)[seen:]])
@@ -177,9 +182,10 @@ class MemoryStream:
         return self
 
     def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture:
-        """Look up these words, then store them. They continue the previous call.
+        """Look up these predictions, then store the predicted tokens in caches.
 
-        `positions` are their indices in the tokens that were set.
+        The tokens continue those of the previous call. `positions` are their indices in the tokens
+        passed to `set_tokens`.
         """
         lookups = [
             stream.lookup(hidden_ND, words_N, is_start[positions])
@@ -189,17 +195,17 @@ class MemoryStream:
 
 
 class MemoryRows:
-    """Memory lookups for texts that are generated in parallel, one row per text."""
+    """Memory lookups for several texts in parallel, one row per text."""
 
     def __init__(self, memories: Sequence[Cache | Neighbours], num_words: int) -> None:
-        """Ids >= `num_words` are stored as `<unk>`."""
+        """`join` stores ids >= `num_words`, which the model cannot predict, as `<unk>`."""
         self._memories, self._num_words = memories, num_words
         self._rows = [memory.rows() for memory in memories]
         self._lines: list[list[int]] = []
         """Ids of the current line of each row."""
 
     def join(self, texts: Sequence[tuple[Tensor, Ids]]) -> None:
-        """Add rows that start with these vectors [T, D] and the words [T] that they predicted."""
+        """Add rows for texts, given as vectors [T, D] and the tokens [T] that they predicted."""
         for memory, rows in zip(self._memories, self._rows, strict=True):
             firsts = [_last_start(memory, ids) for _, ids in texts]
             hidden = [vectors[first:] for (vectors, _), first in zip(texts, firsts, strict=True)]
@@ -218,7 +224,8 @@ class MemoryRows:
         return Mixture(self._memories, [rows.lookup(hidden_ND) for rows in self._rows])
 
     def add(self, hidden_ND: Tensor, words: Sequence[int], words_N: Tensor) -> None:
-        """Store the next word of each row with the vector that predicted it."""
+        """Store the next token of each row with the vector that predicted it, then clear the rows
+        in which a new document starts. `words` and `words_N` are the same ids."""
         for rows in self._rows:
             rows.add(hidden_ND, words_N)
         for line, word in zip(self._lines, words, strict=True):
@@ -237,7 +244,7 @@ class MemoryRows:
 
 
 def _last_start(memory: Cache | Neighbours, ids: Ids) -> int:
-    """Return the start of the document that continues after these ids."""
+    """Return where the last document starts: `len(ids)` if the next token starts a new one."""
     starts = np.flatnonzero(memory.document_starts(np.append(ids, 0)))
     return int(starts[-1]) if len(starts) else 0
 

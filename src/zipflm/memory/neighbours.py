@@ -2,8 +2,8 @@
 similar contexts of a text.
 
 Exact search compares all queries of a batch with one block of keys at a time and keeps the best k.
-On a CPU, large stores use a faiss index (IVF-PQ) to find candidates, whose exact cosines are
-computed.
+On a CPU, a store with a faiss index (IVF-PQ) is searched with the index; then the exact cosines of
+the candidates are computed.
 
 Shapes: N queries, K neighbors, D model width, S keys of a block.
 """
@@ -32,7 +32,7 @@ _MAX_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Maximum number of cosines or key elements in memory at once."""
 _GROUP = 64
 """Group size for the first stage of top-k."""
-_PART_ON_DEVICE = 0.6
+_MAX_SHARE_OF_FREE_MEMORY = 0.6
 """Maximum fraction of free GPU memory for keys."""
 _PROBES = 32
 """Number of cells of an index to search."""
@@ -43,7 +43,7 @@ class NeighbourSettings(Checked):
     """Settings of nearest neighbors in a store."""
 
     k: Positive = 1024
-    """Number of neighbors."""
+    """Number of neighbors to retrieve."""
     weight: Fraction = 0.25
     """Weight of the neighbors in the mixture."""
     temperature: Temperature = 0.02
@@ -53,7 +53,7 @@ class NeighbourSettings(Checked):
 
 
 class Neighbours:
-    """Searches a store on a device. Texts are not added to it."""
+    """Nearest-neighbor search in a store on a device. Scored texts are not added to the store."""
 
     def __init__(self, store: Store, settings: NeighbourSettings, device: str) -> None:
         if settings.k > len(store):
@@ -76,9 +76,9 @@ class Neighbours:
 
     def lookup(self, hidden_ND: Tensor, *text: object) -> Matches:
         cosines_NK, rows_NK = self.search(hidden_ND)
-        cosines_NK = cosines_NK.masked_fill(cosines_NK == 0, -torch.inf)  # a key of zeros
-        has_N = cosines_NK.amax(1) > -torch.inf  # an index can return no candidates
-        return Matches(cosines_NK, self._words[rows_NK], has_N, rows_NK)
+        cosines_NK = cosines_NK.masked_fill(cosines_NK == 0, -torch.inf)  # keys of zeros
+        has_match_N = cosines_NK.amax(1) > -torch.inf  # an index can return no candidates
+        return Matches(cosines_NK, self._words[rows_NK], has_match_N, rows_NK)
 
     def search(self, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosines of the nearest keys in descending order, and their rows."""
@@ -151,7 +151,7 @@ def _top(cosines_NS: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _blocks(
     keys: NDArray[Any] | Tensor, size: int, device: torch.device
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield blocks of keys with the row of their first key. Reads one block ahead."""
+    """Yield blocks of keys with the row of their first key. Files are read one block ahead."""
     if isinstance(keys, Tensor):
         for first in range(0, len(keys), size):
             yield first, keys[first : first + size]
@@ -171,11 +171,11 @@ def _blocks(
 
 
 def _on_device(store: Store, device: str) -> NDArray[Any] | Tensor:
-    """Return the keys on the GPU if they fit; otherwise the file, which is read at every search."""
+    """Return the keys on the GPU if they fit, otherwise the memory-mapped file."""
     if not device.startswith("cuda"):
         return store.keys
     free, _ = torch.cuda.mem_get_info(device)
-    if store.keys.nbytes > _PART_ON_DEVICE * free:
+    if store.keys.nbytes > _MAX_SHARE_OF_FREE_MEMORY * free:
         return store.keys
     kept = torch.empty(store.keys.shape, dtype=getattr(torch, store.plan.dtype), device=device)
     for first, block_SD in _blocks(store.keys, 1 << 20, kept.device):
@@ -186,7 +186,8 @@ def _on_device(store: Store, device: str) -> NDArray[Any] | Tensor:
 def indexed_search(
     index: Any, keys: NDArray[Any], queries_ND: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Search only the candidates of an index. Cosines are -inf if it finds fewer than k."""
+    """Search with an index and compute the exact cosines of its candidates. If there are fewer than
+    k, the rest have a cosine of -inf."""
     queries = queries_ND.cpu().numpy()
     _, rows = index.search(queries, k)
     cosines = np.empty(rows.shape, dtype=np.float32)
@@ -198,14 +199,18 @@ def indexed_search(
 
 
 def build_index(keys: NDArray[Any]) -> Any:
-    """Build an IVF-PQ index, reading keys in blocks."""
+    """Build an IVF-PQ index. Keys are read in blocks."""
     faiss = require_faiss()
     count, dim = keys.shape
+    # faiss recommends at least 39 training vectors per centroid.
     cells = int(min(4 * np.sqrt(count), count / 39, 65_536)) or 1
-    pieces = max(m for m in range(1, dim // 4 + 1) if dim % m == 0) if dim >= 4 else 1
+    # Each subquantizer encodes a part of the vector, of at least 4 dimensions.
+    num_subquantizers = max(m for m in range(1, dim // 4 + 1) if dim % m == 0) if dim >= 4 else 1
     bits = 8 if count >= 39 * 256 else 4
     quantizer = faiss.IndexFlatIP(dim)
-    index = faiss.IndexIVFPQ(quantizer, dim, cells, pieces, bits, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.IndexIVFPQ(
+        quantizer, dim, cells, num_subquantizers, bits, faiss.METRIC_INNER_PRODUCT
+    )
     sample = np.random.default_rng(0).choice(count, min(count, 64 * max(cells, 256)), False)
     index.train(keys[np.sort(sample)].astype(np.float32))
     for first in range(0, count, 1 << 18):
@@ -215,7 +220,7 @@ def build_index(keys: NDArray[Any]) -> Any:
 
 
 def recall(index: Any, keys: NDArray[Any], k: int, max_queries: int = 256) -> float:
-    """Return the fraction of the k nearest keys that an index finds for random queries."""
+    """Return the fraction of the k nearest keys that an index finds. Queries are random keys."""
     chosen = np.random.default_rng(1).choice(len(keys), min(max_queries, len(keys)), False)
     queries = unit_vectors(torch.from_numpy(keys[np.sort(chosen)].astype(np.float32)))
     _, exact = exact_search(keys, queries, k)

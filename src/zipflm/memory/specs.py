@@ -1,5 +1,5 @@
-"""Parse memory specs: `cache:2000` or the folder of a store, with settings after commas, such as
-`cache:2000,weight=0.2`."""
+"""Open memories from specs: `cache:2000` or the folder of a store, with settings after commas, such
+as `cache:2000,weight=0.2`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from zipflm.memory.store import TUNED_FILE, Store
 from zipflm.runs.load import LoadedRun
 from zipflm.settings import override, read_record
 
-_CONTEXT = 8
+_SOURCE_CONTEXT = 8
+"""Number of tokens to show before each neighbor."""
 CACHE_FILE = "cache.json"
 """Tuned settings of a cache, in the run folder."""
 
@@ -37,15 +38,17 @@ class Tuned:
     text: str
     """SHA-256 of the token file of the split."""
     words: int
+    """Number of words in the split."""
     perplexity_without: float
+    """Perplexity per word of the model alone."""
     perplexity: float
-    """Perplexity with this memory and those in `after`."""
+    """Perplexity per word with this memory and those in `after`."""
     after: tuple[str, ...] = ()
     """Memories mixed before this one."""
 
 
 class Memories:
-    """The memories of a model, in mixing order."""
+    """The memories of a model, in the order in which they are mixed."""
 
     def __init__(self, names: Sequence[str], memories: Sequence[Cache | Neighbours]) -> None:
         self.names: tuple[str, ...] = tuple(names)
@@ -57,36 +60,37 @@ class Memories:
         return any(isinstance(memory, Cache) for memory in self.memories)
 
     @property
-    def reach(self) -> int:
-        """Window of the largest cache."""
+    def largest_window(self) -> int:
+        """Window of the largest cache; 0 without a cache."""
         caches = [memory.settings for memory in self.memories if isinstance(memory, Cache)]
         return max((cache.window or sys.maxsize for cache in caches), default=0)
 
     def sources(
         self, parts: Sequence[float], nearest: Sequence[Sequence[int]]
     ) -> list[tuple[str, float, list[tuple[list[int], int]]]]:
-        """Name the contributions to a probability, with the nearest contexts and their words."""
+        """Name the contributions to a probability. For a store, add its nearest neighbors: some
+        tokens of context, and the token."""
         stores, named = iter(nearest), [("model", parts[0], list[tuple[list[int], int]]())]
         for memory, part in zip(self.memories, parts[1:], strict=True):
             contexts = []
             if isinstance(memory, Neighbours):
-                contexts = [memory.store.context(row, _CONTEXT) for row in next(stores)]
+                contexts = [memory.store.context(row, _SOURCE_CONTEXT) for row in next(stores)]
             named.append((type(memory).__name__.lower(), part, contexts))
         return named
 
     def stream(self) -> MemoryStream:
-        """Start a new text, or a stream of independent ones."""
+        """Start the lookups for a new text, or for a stream of independent texts."""
         return MemoryStream(self.memories)
 
     def rows(self, num_words: int) -> MemoryRows:
-        """Start texts that are generated in parallel by a model with `num_words` words."""
+        """Start the lookups for parallel texts, with a model that predicts `num_words` ids."""
         return MemoryRows(self.memories, num_words)
 
 
 def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories | None:
     """Open the memories of these specs, or return None if there are none.
 
-    Raises ValueError if one is damaged or was built with another model.
+    Raises ValueError if a spec is invalid, or a store is damaged or was built with other weights.
     """
     pairs = [_open(spec, run, device) for spec in specs]
     return Memories(*zip(*pairs, strict=True)) if pairs else None
@@ -109,7 +113,7 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbou
 
 
 def cache_settings(spec: str, default: CacheSettings = CacheSettings()) -> CacheSettings:  # noqa: B008
-    """Parse the settings of a cache. Raises ValueError for a store."""
+    """Parse the spec of a cache. Raises ValueError for a store."""
     name, *options = spec.split(",")
     kind, colon, window = name.partition(":")
     if kind != "cache":

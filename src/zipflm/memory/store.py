@@ -40,6 +40,7 @@ class Plan(Checked):
     weights: str
     """Hash of the weights of the model."""
     layer: str = "decoder output, unit length"
+    """Description of the keys."""
     dim: Positive
     dtype: KeyType
     keys: Positive
@@ -65,11 +66,11 @@ class StoreInfo:
     sha256: Mapping[str, str] = field(default_factory=dict)
     """Checksums of the other files."""
     recall: float | None = None
-    """Fraction of the nearest keys that the index finds; null without an index."""
+    """Fraction of the nearest keys that the index finds; None without an index."""
 
 
 class Store:
-    """A finished store. Keys and words are memory-mapped."""
+    """A finished store. Keys and tokens are memory-mapped."""
 
     def __init__(self, path: Path, info: StoreInfo) -> None:
         self.path, self.info, self.plan = path, info, info.plan
@@ -82,7 +83,8 @@ class Store:
 
     @classmethod
     def open(cls, path: str | PathLike[str], weights: str) -> Store:
-        """Open a store. Raises ValueError if it is damaged or was built with other weights."""
+        """Open a store. Raises ValueError if it is missing, unfinished, damaged or built with other
+        weights."""
         path = Path(path)
         if not (path / INFO_FILE).is_file():
             if (path / KEYS_FILE).exists():

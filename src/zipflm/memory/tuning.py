@@ -1,8 +1,8 @@
 """Tune weight, temperature and window of memories on a validation set.
 
-The likelihood of a mixture is concave in the weight, so the best weight for given settings follows
-from two probabilities per token, of the model and of the memory. One pass over the text tries all
-temperatures, and a second one all windows of a cache.
+The log-likelihood of a mixture is concave in the weight, so the best weight for given settings
+follows from two probabilities per token: that of the model and that of the memory. One pass over
+the text tries all temperatures, and a second pass all windows of a cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ResolvedOptions, ScoringOptions, batches_of
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import count_words
-from zipflm.evaluation.scoring import planned, start_scoring
+from zipflm.evaluation.scoring import batch_windows, start_scoring
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import Ids, MemoryStream, Mixture, target_probs
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
@@ -32,6 +32,7 @@ from zipflm.units import perplexity
 
 WINDOWS = (100, 200, 500, 1000, 2000, 5000, 10_000)
 _FIRST_WINDOW = 2000
+"""Window with which the temperatures are tried."""
 _TEMPERATURES = {
     Cache: (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.13),
     Neighbours: (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
@@ -40,13 +41,13 @@ _TEMPERATURES = {
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings of a memory with their best weight."""
+    """Settings of a memory, with the best weight for them."""
 
     name: str
     """The spec of the memory, with all settings."""
     settings: CacheSettings | NeighbourSettings
     perplexity: float
-    """Perplexity per word, on top of the memories before it."""
+    """Perplexity per word, together with the memories that were tuned before."""
 
     @property
     def window(self) -> int | None:
@@ -55,23 +56,24 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The settings that were tried, and the best ones."""
+    """The settings that were tried, and those that were chosen."""
 
     without: float
     """Perplexity per word of the model alone."""
     chosen: tuple[Trial, ...]
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()
-    """Hints about the chosen settings."""
+    """Hints, such as a chosen value at the edge of the tried range."""
 
 
 def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weight that maximizes the likelihood for each row of p_memory / p_model."""
+    """Return the weight, from 0 to 0.999, that maximizes the likelihood for each row of
+    p_memory / p_model."""
     low, high, gains = np.zeros(len(ratios)), np.full(len(ratios), 0.999), ratios - 1
     for _ in range(24):
         weights = (low + high) / 2
-        rises = (gains / (1 + weights[:, None] * gains)).sum(1) > 0
-        low, high = np.where(rises, weights, low), np.where(rises, high, weights)
+        is_rising = (gains / (1 + weights[:, None] * gains)).sum(1) > 0
+        low, high = np.where(is_rising, weights, low), np.where(is_rising, high, weights)
     return np.round(low, 4)
 
 
@@ -109,7 +111,7 @@ def tune(
 
 
 def has_open_window(spec: str) -> bool:
-    """Return True for a cache without a window."""
+    """Return whether a spec is a cache without a window."""
     name, *options = spec.split(",")
     return name == "cache" and not any(option.startswith("window=") for option in options)
 
@@ -175,15 +177,15 @@ class _Tuner:
         recorder = _Recorder(memories, temperatures, self._ids)
         device, precision = self._options.device, self._options.dtype
         with progress_label(f"tuning {name}"):
-            plan = planned(self._batches)
+            windows = batch_windows(self._batches)
             scores = start_scoring(
                 self._run.model,
                 self._ids,
-                plan,
+                windows,
                 device=device,
                 precision=precision,
                 memory=recorder,
-                carries=self._batches.blocks.break_mode == "stream",
+                carry_state=self._batches.blocks.break_mode == "stream",
             )()
         if self._nll is None:
             self._nll = scores.nll.astype(np.float64)
@@ -203,7 +205,7 @@ class _Tuner:
 
 
 class _Recorder:
-    """Records the probabilities of memories without mixing them in."""
+    """Records the probabilities of memories. The returned mixture is that of the model alone."""
 
     def __init__(
         self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float], ids: Ids
@@ -217,7 +219,7 @@ class _Recorder:
         self._recorded.append(
             torch.stack(
                 [
-                    target_probs(lookup, words_N, temperature).where(lookup.has_N, torch.nan)
+                    target_probs(lookup, words_N, temperature).where(lookup.has_match_N, torch.nan)
                     for lookup in mixture.lookups
                     for temperature in self._temperatures
                 ]
@@ -226,7 +228,7 @@ class _Recorder:
         return Mixture([], [])
 
     def probs(self) -> NDArray[np.float64]:
-        """Return the probabilities per trial and token. NaN if the memory was empty."""
+        """Return the probabilities per trial and token; NaN where a memory found nothing."""
         return torch.cat(self._recorded, 1).double().cpu().numpy()
 
 
@@ -241,7 +243,7 @@ def require_drawable(specs: Sequence[str], out: Path) -> None:
 
 
 def draw_windows(result: TuningResult, out: Path) -> None:
-    """Draw perplexity against the size of the cache."""
+    """Draw perplexity against the window of the cache."""
     from matplotlib.figure import Figure
 
     points = {trial.window: trial for trial in result.trials if trial.window is not None}

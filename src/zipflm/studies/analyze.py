@@ -1,7 +1,7 @@
-"""`zipflm report`: writes the report of existing runs, or redraws that of a finished study.
+"""`zipflm report`: write the report of existing runs, or redraw that of a study.
 
-A study is redrawn without its weights, from `table.json` and the config, log and scores of every
-member.
+A study is redrawn without its weights, from its `table.json`, the data folder, and the config, log
+and saved scores of every member.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_study(path: Path) -> bool:
 
 
 def redraw(study: Path, data: Path, out: Path) -> Study:
-    """Rebuild the report of the study in the folder `study` and write it to `out`."""
+    """Rebuild the report of the study in the folder `study` and write the report to `out`."""
     table = load_object(read_file(study / TABLE))
     words = open_words(data)
     splits = scored_splits(words)
@@ -115,8 +115,9 @@ def analyze(
     context_sizes: Sequence[int] = (),
     options: ScoringOptions | None = None,
 ) -> Study:
-    """Score runs on every held-out split and write their report. Under torchrun, the processes
-    share the work.
+    """Score runs on the validation and test splits and write their report.
+
+    Under torchrun, the processes share the work.
     """
     options = options or ScoringOptions()
 
@@ -156,8 +157,10 @@ def analyze(
 def _open_runs(
     paths: Sequence[Path], choice: Choice | None, words: DataFolder
 ) -> list[tuple[Plan, Checkpoint]]:
-    """Open runs and their checkpoints. A run is labeled by its factorization if that is unique,
-    else by the name of its folder.
+    """Open runs and their checkpoints.
+
+    A run is labeled by its factorization (such as ADP-T) if no other run has the same, else by the
+    name of its folder.
     """
     located = [locate(path, choice) for path in paths]
     configs = [checkpoint.config() for _, checkpoint in located]
@@ -194,7 +197,7 @@ def _open_runs(
 
 
 def dataset_of_paper(configs: Sequence[Config]) -> str:
-    """Return the dataset of the paper that all of these models belong to, or an empty string."""
+    """Return the dataset of the paper whose base-size models these are, or an empty string."""
     for name, dataset in DATASETS.items():
         if dataset.is_of_the_paper and all(_is_model_of(config, name) for config in configs):
             return name
@@ -202,7 +205,7 @@ def dataset_of_paper(configs: Sequence[Config]) -> str:
 
 
 def _is_model_of(config: Config, dataset: str) -> bool:
-    """Return whether a config is that of a base-size model of the paper, under any name."""
+    """Return whether a config has the factorization and parameter count of a base-size model."""
     kind = config.factorization(config.batches.unit)
     if kind not in FACTORIZATIONS:
         return False
@@ -217,7 +220,7 @@ def _score(
     context_sizes: Sequence[int],
     share: Share,
 ) -> tuple[StudyMember, list[ContextScore]]:
-    """Return a run as a member, and its perplexity with each context size."""
+    """Score a run. Return it as a member, and its perplexities with each context size."""
     splits = scored_splits(words)
     run = share.run_on_all(lambda: load_run(checkpoint.path))
     member = make_member(

@@ -1,7 +1,8 @@
 """Loss by frequency of the word or of the previous word (section 5.2 of the paper).
 
 Arrays have one entry per word of the scored text, also for sub-word models. The bins are those of
-the paper, plus one for the end of a sentence and one for unknown words.
+the paper, including EOS (end of a sentence) and UNK (unknown words), plus `0` for words that do not
+occur in the training text.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ class FrequencyBin:
 
     name: str
     types: int
-    """Distinct words in the scored text."""
+    """Number of distinct words in the scored text."""
     train_tokens: int | None
     """Total occurrences of these words in the training text; None for EOS and UNK, which have no
     counts in a vocabulary."""
     tokens: int
-    """Occurrences in the scored text."""
+    """Number of occurrences in the scored text."""
     loss: Mapping[str, float | None]
-    """Mean nll in nats by model; None for an empty bin."""
+    """Mean nll in nats by model; None if the paper gives no value."""
     interval: Mapping[str, Ends] = field(default_factory=dict)
-    """95% interval of the loss, if the bin has words in several blocks of the text."""
+    """95% interval of the loss of each model, where it can be computed."""
     difference: Mapping[str, Ends] = field(default_factory=dict)
-    """95% interval of the difference from the reference model."""
+    """95% interval of the difference of each model from the reference model."""
 
 
 def previous_words(word_ids: IntArray) -> IntArray:
@@ -91,14 +92,14 @@ def loss_by_bin(
     `nll` has one array per model, of the same length as `word_ids`. Words are grouped by their own
     frequency, or by that of the words in `by`, e.g. `previous_words(word_ids)`.
     """
-    groups = word_ids if by is None else by
-    indices = bin_indices(groups, train_counts)
+    deciding_words = word_ids if by is None else by
+    indices = bin_indices(deciding_words, train_counts)
     tokens = np.bincount(indices, minlength=len(BIN_NAMES))
     sums = {
         model: np.bincount(indices, weights=losses, minlength=len(BIN_NAMES))
         for model, losses in nll.items()
     }
-    present = np.unique(groups)
+    present = np.unique(deciding_words)
     bin_of_present = bin_indices(present, train_counts)
     return [
         FrequencyBin(
@@ -125,7 +126,7 @@ BIN_MODELS: dict[str, tuple[str, ...]] = {
 
 
 def paper_bins(dataset: str, *, previous: bool) -> list[FrequencyBin]:
-    """Return the bins of the paper's bar charts."""
+    """Return the bins of the paper's bar charts, by frequency of the word or the previous word."""
     by = "previous" if previous else "word"
     path = resources.files("zipflm.studies").joinpath("paper_bins.csv")
     with path.open(encoding="utf-8") as file:

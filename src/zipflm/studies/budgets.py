@@ -1,7 +1,7 @@
 """Equal training budgets (`--equal updates|text|seconds`) and tuning (`--grid FIELD=a,b,c`).
 
 The number of updates is fixed before a member is trained, and its schedule is stretched to match.
-Tuning trains every member with every setting, using the first seed, and keeps the setting with the
+Tuning trains the first seed of every model with every setting, and keeps the setting with the
 lowest perplexity on the validation set.
 """
 
@@ -28,6 +28,7 @@ CALIBRATION = "calibration"
 """Subfolder of a study with the short runs that measure the time per update."""
 _CALIBRATION_UPDATES = 40
 _CALIBRATION_REPORTS = 10
+"""Number of log lines per calibration run."""
 _NOT_TUNABLE = tuple(
     f"training.{name}"
     for name in ("seed", "max_updates", "epochs", "patience", "tokens_per_update")
@@ -35,20 +36,20 @@ _NOT_TUNABLE = tuple(
 
 
 def with_same_text(plans: Sequence[Plan]) -> list[Plan]:
-    """Train every member on the same number of running words as the reference."""
+    """Return plans in which every member sees the same number of running words as the reference."""
     words = _words_seen(reference_of(plans))
     return [_with_updates(plan, plan.updates * words / _words_seen(plan)) for plan in plans]
 
 
 def with_same_seconds(plans: Sequence[Plan], seconds: Mapping[str, float]) -> list[Plan]:
-    """Train every member for as long as the reference; `seconds` is per update, by label."""
+    """Return plans that all take as long as the reference; `seconds` is per update, by label."""
     reference = reference_of(plans)
     budget = reference.updates * seconds[reference.label]
     return [_with_updates(plan, budget / seconds[plan.label]) for plan in plans]
 
 
-def calibrations(plans: Sequence[Plan], out: Path) -> list[Plan]:
-    """Return a short run for every label, to measure the time per update."""
+def calibration_plans(plans: Sequence[Plan], out: Path) -> list[Plan]:
+    """Return the plan of a short run for every label, to measure the time per update."""
     short_runs = []
     for plan in first_seeds(plans):
         updates = min(_CALIBRATION_UPDATES, plan.updates)
@@ -66,7 +67,7 @@ def calibrations(plans: Sequence[Plan], out: Path) -> list[Plan]:
 
 
 def seconds_per_update(log: Sequence[LogLine]) -> float:
-    """Return the median time per update in a log, without compilation."""
+    """Return the median time per update in a log, without compilation and the first updates."""
     reports = [line for line in log if isinstance(line, Report)]
     pairs = list(zip(reports, reports[1:], strict=False))
     # The first few updates of a process are slower than the rest.
@@ -94,7 +95,7 @@ def describe_budget(equal: str, plans: Sequence[Plan]) -> str:
 
 
 def reference_of(plans: Sequence[Plan]) -> Plan:
-    """Return the member whose number of updates sets the budget."""
+    """Return the member that sets the budget: ADP-T, or else the first word model."""
     words = [plan for plan in plans if plan.config.batches.unit == "word"] or list(plans)
     return next((plan for plan in words if plan.label == REFERENCE), words[0])
 
@@ -138,7 +139,7 @@ def parse_grid(options: Sequence[str]) -> list[Setting]:
 
 
 def grid_plans(plans: Sequence[Plan], grid: Sequence[Setting]) -> list[Plan]:
-    """Return every member and seed with every setting, grouped by member."""
+    """Return every plan with every setting."""
     return [_with_setting(plan, setting) for plan in plans for setting in grid]
 
 
@@ -160,13 +161,13 @@ def _with_setting(plan: Plan, setting: Setting) -> Plan:
 
 
 def choose_settings(
-    planned: Sequence[Plan], problems: Mapping[Path, str]
+    plans: Sequence[Plan], problems: Mapping[Path, str]
 ) -> tuple[list[Plan], list[Tried]]:
     """Return the plans with the best setting of every label, and all settings that were tried.
 
     `problems` has the error messages of failed runs by path.
     """
-    tries = first_seeds(planned)
+    tries = first_seeds(plans)
     scores = {plan.run.path: _valid_perplexity(plan) for plan in tries}
     best: dict[str, Plan] = {}
     for plan in tries:
@@ -185,7 +186,7 @@ def choose_settings(
         )
         for plan in tries
     ]
-    return [plan for plan in planned if plan.setting == best[plan.label].setting], tried
+    return [plan for plan in plans if plan.setting == best[plan.label].setting], tried
 
 
 def _valid_perplexity(plan: Plan) -> float | None:

@@ -1,7 +1,7 @@
 """`zipflm compare`: train and score the members of a study, then write its report.
 
 If a member fails, the report gives the reason and the other members continue. Under torchrun, the
-processes agree on the outcome of every member. If a failure leaves them out of sync, all stop.
+processes agree on the outcome of every member; if they report different problems, all stop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zipflm.runs import resume
 from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.budgets import (
     Setting,
-    calibrations,
+    calibration_plans,
     choose_settings,
     grid_plans,
     parse_grid,
@@ -79,35 +79,36 @@ class Runner:
         measure_streaming: bool = False,
     ) -> None:
         """With `measure_streaming`, also measure the speed of scoring word by word."""
-        self._words, self._process, self._measures_streaming = words, process, measure_streaming
+        self._words, self._process = words, process
+        self._should_measure_streaming = measure_streaming
         self._train, self._score = train, score
         self.stopped: bool = False
-        """True after a signal; the remaining plans are not trained."""
+        """True after a signal. The remaining plans are not trained."""
 
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
-        """Train without scoring. Returns error messages of failed runs, keyed by path."""
+        """Train plans without scoring. Returns the error messages of failed runs by path."""
         problems: dict[Path, str] = {}
         with self._display(plans) as display:
             for plan in plans:
                 if self.stopped:
                     break
-                if problem := self._error_of(plan, partial(self._train_rest, plan, display)):
+                if problem := self._try(plan, partial(self._train_rest, plan, display)):
                     problems[plan.run.path] = problem
-                display.set_stage(plan, self._stage(problem, "trained"))
+                display.set_stage(plan, self._final_stage(problem, "trained"))
         return problems
 
-    def members(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
-        """Train and score. Members without a result have a `problem`."""
+    def train_and_score(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
+        """Train and score plans. Members without a result have a `problem`."""
         with self._display([plan for plan in plans if not plan.memory]) as display:
-            return [self._member(plan, splits, display) for plan in plans]
+            return [self._train_and_score(plan, splits, display) for plan in plans]
 
     def _display(self, plans: Sequence[Plan]) -> AbstractContextManager[Display]:
-        return Display(plans, sys.stdout, is_silent=not self._process.is_first).shown()
+        return Display(plans, sys.stdout, is_silent=not self._process.is_first).show()
 
-    def _stage(self, problem: str, otherwise: str) -> str:
+    def _final_stage(self, problem: str, otherwise: str) -> str:
         return "stopped" if self.stopped else "failed" if problem else otherwise
 
-    def _member(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
+    def _train_and_score(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
         make = partial(make_member, plan, self._words, splits[-1])
         if self.stopped:
             display.set_stage(plan, "not trained")
@@ -119,18 +120,19 @@ class Runner:
             options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
             scored = self._score(plan.run.path, plan.data, splits, options)
             if self._process.is_first:  # the process that writes the report
-                if self._measures_streaming:
+                if self._should_measure_streaming:
                     measure_streaming(plan, scored)
                 finished.append(make(scored=scored))
             return ""
 
-        problem = self._error_of(plan, partial(self._train_rest, plan, display))
-        problem = problem or self._error_of(plan, score)
-        display.set_stage(plan, self._stage(problem, "done"))
+        problem = self._try(plan, partial(self._train_rest, plan, display))
+        problem = problem or self._try(plan, score)
+        display.set_stage(plan, self._final_stage(problem, "done"))
         return finished[0] if finished else make(scored=None, problem=problem)
 
-    def _error_of(self, plan: Plan, work: Callable[[], str]) -> str:
-        """Call `work` and return its error message ("" on success), the same in all processes."""
+    def _try(self, plan: Plan, work: Callable[[], str]) -> str:
+        """Call `work`. Return the problem it reports or the error it raises ("" on success), the
+        same in all processes."""
         try:
             with report_full_disk(plan.run.path, FULL_DISK_REMEDY):
                 problem = work()
@@ -171,16 +173,18 @@ class Runner:
 
 @dataclass(frozen=True)
 class FinishedStudy:
-    """A study, the path of its report, and whether a signal stopped it."""
+    """A study after `compare`."""
 
     study: Study
     page: Path | None
-    """None if no member has a result."""
+    """The HTML report. None if this process did not write it: only the first process does, and only
+    if a member has a result or a signal stopped the study."""
     stopped: bool
+    """True if a signal stopped the study."""
 
     @property
     def failures(self) -> dict[str, str]:
-        """Error messages by row label, for rows with at least one failed seed."""
+        """Problems by row label, for rows in which at least one seed has no result."""
         return {row.label: row.problem for row in self.study.rows if row.problem}
 
 
@@ -193,8 +197,8 @@ def compare(
 ) -> FinishedStudy:
     """Run or resume a study.
 
-    Failed members are listed in `FinishedStudy.failures`. Only errors that affect the whole study
-    are raised.
+    Members without a result are listed in `FinishedStudy.failures`. Only errors that affect the
+    entire study are raised. `train` and `score` replace the default functions, e.g. in tests.
     """
     out = request.out
     with distributed.started(device) as process:
@@ -204,10 +208,10 @@ def compare(
             is_timed = request.equal == "seconds"
             for plan in grid_plans(plans, grid) if grid else plans:
                 # With equal times, the number of updates is not known yet.
-                check_plan(plan, process, folder=not is_timed)
+                check_plan(plan, process, check_folder=not is_timed)
             process.run_on_first(lambda: require_report_folder(out, is_study=True))
-            # Only the last checkpoint is compared. The whole validation set is scored later;
-            # training needs it only to choose settings.
+            # Only the last checkpoint is compared. The full validation set is scored after
+            # training; training itself scores it only to choose settings.
             train = train or partial(
                 train_run, resume=True, keep=1, device=device, whole_validation=bool(grid)
             )
@@ -225,7 +229,7 @@ def compare(
             dataset, _, size = request.preset.partition("/")
             subject = "Decoders" if request.decoders else "Word representations"
             study = build_study(
-                runner.members(_with_memory(plans, request.memory), splits),
+                runner.train_and_score(_with_memory(plans, request.memory), splits),
                 split_text(words, splits[-1]),
                 title=f"{subject} compared on {request.data}",
                 # The paper's tables list models of the base size.
@@ -246,10 +250,10 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
         words, plans, grid = process.run_on_all(lambda: _make_plans(request, process))
         is_timed = request.equal == "seconds"
         for plan in plans:
-            check_plan(plan, process, folder=not is_timed and not grid)
+            check_plan(plan, process, check_folder=not is_timed and not grid)
         members = [MemberProgress(plan) for plan in plans]
         for member in members:
-            member.read()
+            member.read_log()
         speed, basis = measured_speed(members), "based on the runs so far"
         if speed is None:
             precision = plans[0].config.training.dtype
@@ -273,9 +277,7 @@ def _make_plans(request: Request, process: Process) -> tuple[DataFolder, list[Pl
     for memory in request.memory:
         cache_settings(memory)
     if request.memory and process.world_size > 1:
-        raise ValueError(
-            "memory: a cache needs the whole text in one process; run without torchrun"
-        )
+        raise ValueError("memory: a cache needs the full text in one process; run without torchrun")
     grid = parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
     if grid and "valid" not in words.splits:
@@ -302,10 +304,11 @@ def _final_plans(
 
 
 def _with_equal_time(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]:
-    """Return plans with equal training time, based on short timing runs. Returns them unchanged if
-    a signal stopped the timing runs.
+    """Return plans with equal training time, based on short timing runs.
+
+    Returns the plans unchanged if a signal stopped the timing runs.
     """
-    short = calibrations(plans, out)
+    short = calibration_plans(plans, out)
     problems = runner.train(short)
     if runner.stopped:
         return plans
@@ -318,19 +321,19 @@ def _with_equal_time(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]
     return with_same_seconds(plans, {p.label: seconds_per_update(p.run.log()) for p in short})
 
 
-def check_plan(plan: Plan, process: Process, *, folder: bool = True) -> None:
+def check_plan(plan: Plan, process: Process, *, check_folder: bool = True) -> None:
     """Raise ValueError if a member cannot be trained.
 
-    With `folder`, also if its folder contains a run with different settings (settings that do not
-    affect the result may differ).
+    With `check_folder`, also if the run folder contains a run with different settings (settings
+    that do not affect the trained model may differ).
     """
     try:
         plan.data.tokens("train")
         check_data(plan.config, plan.data)
         accumulation(plan.config, process)
-        if folder:
+        if check_folder:
             resume.check(plan.run, plan.config, plan.data, resume=True)
-        if folder and plan.run.holds_a_run:
+        if check_folder and plan.run.holds_a_run:
             held = with_monitoring_of(plan.run.config(), plan.config)
             remedy = "choose another folder for a different study"
             resume.require_same_config(plan.run.path, held, plan.config, remedy)
@@ -339,7 +342,7 @@ def check_plan(plan: Plan, process: Process, *, folder: bool = True) -> None:
 
 
 def scored_splits(words: DataFolder) -> tuple[str, ...]:
-    """Return the held-out splits of a data folder. The last one is analyzed in the report."""
+    """Return the splits to score: valid and test, if present. The report analyzes the last one."""
     splits = tuple(split for split in ("valid", "test") if split in words.splits)
     if not splits:
         raise ValueError(f"{words.path}: has no validation or test split; prepare it with --test")
@@ -357,7 +360,7 @@ def split_text(words: DataFolder, split: str) -> SplitText:
 
 
 def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:
-    """Add a copy of every plan that is scored with these memories."""
+    """Return every plan, each followed by a copy that is scored with these memories."""
     if not memory:
         return list(plans)
     return [row for plan in plans for row in (plan, plan.with_memory(memory))]

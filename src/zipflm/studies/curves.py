@@ -15,7 +15,7 @@ X_AXES = {"update": "updates", "seconds": "seconds of training"}
 
 
 def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
-    """Plot training and validation perplexity per word over `x`, a key of `X_AXES`."""
+    """Plot training and validation perplexity per word against `x`, a key of `X_AXES`."""
     if x not in X_AXES:
         raise ValueError(f"x={x!r}: choose from {', '.join(X_AXES)}")
     if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
@@ -46,19 +46,19 @@ def _read(run: Path) -> list[LogLine]:
 
 def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -> None:
     reports = [line for line in lines if isinstance(line, Report)]
-    whole = [line for line in lines if isinstance(line, Validation) and line.share == 1]
+    full_validations = [line for line in lines if isinstance(line, Validation) and line.share == 1]
     if not lines:
         raise ValueError(f"{name}: its log is empty; train it first")
     if reports:
         label = f"{name}, train"
         axes.plot(*_points(reports, x), color=color, alpha=0.5, linewidth=1, label=label)
     if validations := curve_of(lines):
-        last = whole[-1].perplexity if whole else None
+        last = full_validations[-1].perplexity if full_validations else None
         label = f"{name}, valid" if last is None else f"{name}, valid {last:.1f}"
         axes.plot(*_points(validations, x), color=color, marker="o", markersize=3, label=label)
 
 
 def _points(lines: Sequence[LogLine], x: str) -> tuple[list[float], list[float]]:
-    """Return x and y values, without lines whose perplexity is not finite."""
+    """Return x and y values of the lines that have a finite perplexity."""
     points = [(getattr(line, x), line.perplexity) for line in lines if line.perplexity is not None]
     return [x for x, _ in points], [y for _, y in points]

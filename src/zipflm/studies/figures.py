@@ -1,7 +1,7 @@
 """Figures of a study. Every factorization has its own color, pattern, marker and dash.
 
-The patterns are those of the paper's bar charts; ADP-T, which shares the grid of SM-T, is drawn
-light on dark. Colors can be distinguished with any kind of color blindness.
+The patterns are those of the paper's bar charts, light on dark for some: ADP-T shares the grid of
+SM-T. Colors can be distinguished with any kind of color blindness.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ STYLES: dict[str, Style] = {
 }
 
 
-def style_of(study: Study) -> dict[str, Style]:
-    return styles([(row.label, row.first.factorization) for row in study.rows])
+def styles_by_label(study: Study) -> dict[str, Style]:
+    return choose_styles([(row.label, row.first.factorization) for row in study.rows])
 
 
-def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
+def choose_styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
     """Return a style for every (label, factorization).
 
     The first row of a factorization gets its style. Further rows, as in an ablation, get unused
@@ -72,11 +72,11 @@ def styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
             claimed.add(factorization)
     free = [style for name, style in STYLES.items() if name not in claimed]
     others = [label for label, _ in rows if label not in chosen]
-    chosen.update(zip(others, cycle(chain(free, _mixed())), strict=False))
+    chosen.update(zip(others, cycle(chain(free, _mixed_styles())), strict=False))
     return {label: chosen[label] for label, _ in rows}
 
 
-def _mixed() -> Iterator[Style]:
+def _mixed_styles() -> Iterator[Style]:
     """Combine every color with the shapes of every other style."""
     known = list(STYLES.values())
     for shift in range(1, len(known)):
@@ -92,9 +92,9 @@ def _mixed() -> Iterator[Style]:
 
 
 INK = "#16181d"
-_LARGEST_DRAWN = 1e130
+_MAX_DRAWN_PERPLEXITY = 1e130
 _MARGIN = 0.05
-"""In nats, above the highest point."""
+"""Space above the highest point of a curve, in nats."""
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
@@ -129,7 +129,7 @@ def save_figures(study: Study, folder: Path) -> list[Path]:
 
 def figures(study: Study) -> dict[str, Callable[[], Figure]]:
     """Return functions that draw the figures, by file name."""
-    chosen = style_of(study)
+    chosen = styles_by_label(study)
     by_word = f"Loss by frequency of the word ({study.split})"
     by_previous = f"Loss by frequency of the previous word ({study.split})"
     drawn: dict[str, Callable[[], Figure]] = {
@@ -189,7 +189,7 @@ def bar_chart(
 def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
     """Return the upper end of the axis if outliers would flatten the other bars, else None.
 
-    It is based on the median over models of their highest bar except UNK, as in `report.js`.
+    The limit is based on the median over models of their highest bar except UNK, as in `report.js`.
     """
     highest: dict[str, float] = {}
     for b in bins:
@@ -240,18 +240,18 @@ def parameters_against_perplexity(study: Study) -> Figure:
     unit, size = ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
     title = "Parameters against perplexity"
     figure, axes = _new_axes(title, f"parameters ({unit})", study.headline_name)
-    style_by_label = style_of(study)
+    style_by_label = styles_by_label(study)
     axes.set_yscale("log")
     losses = {row.label: [float(np.log(study.headline(row).mean))] for row in study.finished}
     for row in study.finished:
         interval = study.headline_interval(row)
-        reach = None
+        errors = None
         if interval is not None and np.isfinite(interval.high):
-            reach = [[interval.estimate - interval.low], [interval.high - interval.estimate]]
+            errors = [[interval.estimate - interval.low], [interval.high - interval.estimate]]
         axes.errorbar(
             row.num_params / size,
             study.headline(row).mean,
-            yerr=reach,
+            yerr=errors,
             marker=style_by_label[row.label].marker,
             color=style_by_label[row.label].light,
             markeredgecolor=INK,
@@ -279,7 +279,7 @@ def _new_axes(
 
 
 def time_unit(longest: float) -> tuple[str, float]:
-    """Return the unit for times up to `longest` seconds, and its length in seconds."""
+    """Return the unit for times up to `longest` seconds, and the number of seconds in it."""
     if longest < 900:
         return "seconds", 1.0
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
@@ -302,7 +302,7 @@ def _valid_losses(study: Study) -> dict[str, list[float]]:
 
 def _plottable_perplexity(loss: float) -> float:
     """Return a perplexity small enough for matplotlib to add margins."""
-    return min(perplexity(loss), _LARGEST_DRAWN)
+    return min(perplexity(loss), _MAX_DRAWN_PERPLEXITY)
 
 
 def _cut_above(
@@ -340,7 +340,7 @@ def _plain_ticks(axes: Axes) -> None:
 
 
 def _curves(study: Study) -> list[tuple[ModelRow, Style]]:
-    style_by_label = style_of(study)
+    style_by_label = styles_by_label(study)
     return [(row, style_by_label[row.label]) for row in study.rows if row.curve]
 
 

@@ -1,7 +1,9 @@
-"""Compares every pair of models with the paper, by perplexity and by loss on rare words.
+"""Compare every pair of models with the paper: by perplexity, loss on rare words, and loss after
+rare words.
 
-A study agrees with the paper if its 95% interval is on the same side of zero, and disagrees if it
-is on the other side. If the interval includes zero, the difference is not significant.
+A study agrees with the paper if the 95% interval of its difference is on the same side of zero, and
+disagrees if the interval is on the other side. If the interval includes zero or is missing, the
+difference is not significant.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ Verdict = Literal["agrees", "disagrees", "not significant"]
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFinding:
-    """A pair of models by one measure, in the paper and in this study."""
+    """The difference between two models by one measure, in the paper and in this study."""
 
     measure: str
     model: str
-    """The better one in the paper."""
+    """The model that is better in the paper."""
     other: str
     paper: str
     ours: str

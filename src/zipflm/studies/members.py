@@ -1,4 +1,4 @@
-"""Builds the members of a study from run folders, logs and scores."""
+"""Build the members of a study from run folders, logs and scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zipflm.data.folder import DataFolder, SplitMetadata
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.evaluation.sharing import ALONE, Share
+from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.evaluation.streaming import streaming_speed
 from zipflm.messages import read_file, require_file
 from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name
@@ -56,7 +56,7 @@ class SplitScore:
     loss: float
     """Mean nll in nats per word."""
     known_loss: float
-    """The same without unknown words, which only sub-word models have to spell."""
+    """The same without unknown words, which sub-word models predict piece by piece."""
     protocol: ScoringProtocol
 
     @property
@@ -73,7 +73,8 @@ class StudyMember:
     """One trained model with one seed."""
 
     label: str
-    """Label of its row: the factorization, and the setting if the study compares settings."""
+    """Label of the row in the report: the factorization, with the decoder, bands, tail dropout or
+    memory if the study compares them, or the name of the run folder."""
     factorization: str
     run: str
     checkpoint: str | None
@@ -98,7 +99,7 @@ class StudyMember:
     memory: int | None = None
     """Peak memory in bytes."""
     compiled: bool | None = None
-    """Whether it ran compiled; None if compilation was not requested."""
+    """Whether the model was compiled; None if compilation was not requested."""
     versions: Versions | None = None
     """None for imported models."""
     problem: str = ""
@@ -128,7 +129,7 @@ def score_run(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Share = ALONE,
+    share: Share = SINGLE_PROCESS,
 ) -> ScoredRun:
     by_split = {}
     for split in splits:
@@ -142,10 +143,11 @@ def score_once(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Share = ALONE,
+    share: Share = SINGLE_PROCESS,
 ) -> ScoredRun:
-    """Score with the newest checkpoint of a run, or read its saved scores if weights and text are
-    the same. The first process saves the scores in the run folder.
+    """Score splits with the newest checkpoint of a run, and save the scores in the run folder.
+
+    Saved scores of the same checkpoint, text and options are read instead.
     """
     checkpoint = share.run_on_all(lambda: RunFolder(run).choose("newest"))
     by_split: dict[str, WordScores] = {}
@@ -167,7 +169,8 @@ def score_once(
 def saved_scores(
     run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
 ) -> ScoredRun:
-    """Read the saved scores of a run. Raises ValueError if they are missing or of another text."""
+    """Read the saved scores of a run. Raises ValueError if they are missing, damaged, or those of
+    another text."""
     by_split: dict[str, WordScores] = {}
     names = set()
     for split in splits:
@@ -193,7 +196,8 @@ def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
 def _key(
     checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions
 ) -> dict[str, Any]:
-    """Return the values that identify saved scores. The device only affects rounding."""
+    """Return the values that identify saved scores. The device only affects rounding, so it is left
+    out."""
     data.verify(split)
     return {
         "checkpoint": checkpoint.name,
@@ -237,9 +241,10 @@ def _read_saved(path: Path, split: SplitMetadata) -> tuple[dict[str, Any], WordS
 def make_member(
     plan: Plan, words: DataFolder, split: str, *, scored: ScoredRun | None, problem: str = ""
 ) -> StudyMember:
-    """Build a member from its run folder and its scores on `words`.
+    """Build a member from its run folder and its scores.
 
-    `nll` is on `split`. Curve, time and speed are those of training up to the scored checkpoint.
+    `words` is the data folder of words, also for sub-word models; `nll` is that of `split`. Curve,
+    time and speed are those of training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)
     reports = [line for line in log if isinstance(line, Report)]
@@ -256,7 +261,7 @@ def make_member(
             for name, score in scores.items()
         },
         nll=scores[split].nll if split in scores else None,
-        curve=curve(log),
+        curve=learning_curve(log),
         updates=last.update if last else None,
         words_seen=_words_seen(last, plan.data) if last else None,
         seconds=training_seconds(last) if last else None,
@@ -275,7 +280,7 @@ def make_member(
 
 
 def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
-    """Measure the speed of scoring word by word on a CPU and save it, unless already saved."""
+    """Measure and save the speed of scoring word by word on a CPU, unless it is already saved."""
     if _saved_streaming_speed(plan.run.path, scored) is not None:
         return
     split = next(iter(scored.splits))
@@ -299,8 +304,9 @@ def _saved_streaming_speed(run: Path, scored: ScoredRun | None) -> float | None:
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:
-    """Return the mean loss of a split, with and without unknown words. Raises ValueError if the
-    perplexity is infinite.
+    """Return the mean loss of a split, with and without unknown words.
+
+    Raises ValueError if the perplexity would be infinite.
     """
     known = word_ids != UNKNOWN
     known_loss = float(np.mean(nll[known], dtype=np.float64)) if known.any() else math.nan
@@ -323,7 +329,7 @@ def _log_until(run: RunFolder, scored: ScoredRun | None) -> list[LogLine]:
     return [line for line in log if line.update <= last]
 
 
-def curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
+def learning_curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
     """Return the learning curve of a log, in nats per word for all models."""
     reports = {line.update: line for line in log if isinstance(line, Report)}
     validations = {line.update: line for line in curve_of(log)}
@@ -350,6 +356,6 @@ def _words_seen(last: Report, data: DataFolder) -> int | None:
 
 
 def all_known(values: Iterable[bool | None]) -> bool | None:
-    """Return `all(values)` without None values; None if there are no others."""
+    """Return `all(values)`, ignoring None; None if all values are None."""
     known = [value for value in values if value is not None]
     return all(known) if known else None

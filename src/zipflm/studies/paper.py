@@ -85,9 +85,10 @@ def comparison_row(dataset: str, factorization: str) -> PaperModel | None:
     return next((m for m in MODELS if m.table in (_T3, _T4) and m.preset == name), None)
 
 
+# Number of GPUs that the paper trained on.
 GPUS = {"wikitext-103": 8, "billion-word": 32}
 
-# (training block, context at inference) -> (valid, test) perplexity of ADP-T on WikiText-103.
+# (training block, context at inference) -> (validation, test) perplexity of ADP-T on WikiText-103.
 CONTEXT: dict[tuple[int, int], tuple[float, float]] = {
     (512, 0): (19.79, 20.51),
     (512, 480): (18.35, 19.03),
@@ -97,8 +98,8 @@ CONTEXT: dict[tuple[int, int], tuple[float, float]] = {
     (3072, 2560): (17.97, 18.7),
 }
 
-# Words per band in thousands -> valid perplexity of ADP-T on WikiText-103. The paper prints
-# 20/40/200 twice, 19.79 and 19.99; the first is the model of its main table.
+# Words per band in thousands -> validation perplexity of ADP-T on WikiText-103. The paper
+# prints 20/40/200 twice, 19.79 and 19.99; the first is the model of its main table.
 BANDS: dict[tuple[int, ...], float] = {
     (20, 40, 200): 19.79,
     (20, 140, 100): 20.26,
@@ -108,7 +109,7 @@ BANDS: dict[tuple[int, ...], float] = {
     (10, 60, 190): 19.79,
 }
 
-# Dropout in the tail bands -> valid perplexity of the paper's "ADP" row on WikiText-103.
+# Dropout in the tail bands -> validation perplexity of the paper's "ADP" row on WikiText-103.
 TAIL_DROPOUT: dict[float, float] = {0.0: 24.74, 0.2: 21.23}
 
 

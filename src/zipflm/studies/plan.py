@@ -1,4 +1,8 @@
-"""Plans of a study: the config, data and run folder of every member, checked before training."""
+"""Plans of a study: the config, data and run folder of every member, checked before training.
+
+A member is one model trained with one seed. A factorization is a pair of input and output layers,
+named as in the paper: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,11 @@ from zipflm.training.checks import in_updates
 Equal = Literal["updates", "text", "seconds"]
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 CURVE_POINTS = 8
-"""Minimum number of points on a learning curve."""
+"""Minimum number of validations on a learning curve."""
 _CURVE_SHARE = 0.1
 """Share of the validation set that is scored for each point."""
 MEMORY_MARK = " + "
-"""Separates the label of a member from the memory it is scored with."""
+"""Separates the label of a member from the memories that it is scored with."""
 MEMBERS = "members"
 """Subfolder of a study with the run folders of its members."""
 BPE_FOLDER = "bpe"
@@ -47,13 +51,14 @@ class Request:
     """A dataset, for all of its models (`wikitext-103`, `billion-word/large`), or one model."""
     out: Path
     factorizations: tuple[str, ...] = ()
-    """Models to train. Default: all of them, or ADP-T if settings or decoders are compared."""
+    """Models to train. Default: all of them, or ADP-T if bands, tail dropout or decoders are
+    compared."""
     seeds: int = 1
     recipe: str = "paper"
     overrides: tuple[str, ...] = ()
-    """Settings to change in every member that has the field."""
+    """Settings to change: `FIELD=value`, in every member that has the field."""
     bands: tuple[str, ...] = ()
-    """Bands to compare, as words per band: `5k/155k/100k`."""
+    """Bands (frequency ranges of the vocabulary) to compare, as words per band: `5k/155k/100k`."""
     tail_dropout: tuple[float, ...] = ()
     decoders: tuple[str, ...] = ()
     """Decoders to compare, from `presets.rivals.DECODERS`, all of about the same size."""
@@ -62,7 +67,7 @@ class Request:
     grid: tuple[str, ...] = ()
     """Settings to tune for each member: `FIELD=a,b,c`."""
     memory: tuple[str, ...] = ()
-    """Caches. Every member is also scored with these, in a separate row."""
+    """Specs of caches. Every member is also scored with all of these, in a separate row."""
 
     def __post_init__(self) -> None:
         name = parse_name(self.preset)
@@ -111,7 +116,7 @@ class Plan:
 
 
 def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> list[Plan]:
-    """Return all members in training order. Raises ValueError if one cannot be trained.
+    """Return the plans of all members in training order. Raises ValueError for an invalid request.
 
     `words` is the opened `request.data`; `on_cpu` is passed to `recipes.resolve`.
     """
@@ -205,7 +210,7 @@ def _with_same_tokens(
 
 
 def _require_same_kind(config: Config, factorization: str) -> None:
-    """Raise ValueError if overrides turned a model into another factorization."""
+    """Raise ValueError if overrides turned a model into one that the study cannot compare."""
     label = config.factorization(config.batches.unit)
     if label != factorization:
         raise ValueError(
@@ -278,6 +283,7 @@ def cutoffs(text: str) -> tuple[int, ...]:
 
 
 def first_seeds(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the plans with the first seed of every label."""
     first = {plan.label: plan.seed for plan in reversed(plans)}
     return [plan for plan in plans if plan.seed == first[plan.label]]
 
@@ -292,9 +298,9 @@ def training_seconds(report: Report) -> float:
 
 
 def with_validations(config: Config, overrides: Sequence[str]) -> Config:
-    """Validate often enough for a learning curve, on a part of the validation set.
+    """Return a config that validates often enough for a learning curve, on part of the data.
 
-    Overrides of these settings are kept.
+    A config that validates often enough, or overrides these settings, is returned unchanged.
     """
     training = config.training
     points = training.max_updates // training.validate_every if training.validate_every else 0
@@ -305,7 +311,7 @@ def with_validations(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, training=replace(training, validate_every=every, validate_share=share))
 
 
-_MONITORING = (
+_RESULT_NEUTRAL = (
     "compile",
     "parallel",
     "tables",
@@ -316,11 +322,12 @@ _MONITORING = (
     "max_bad_updates",
     "tensorboard",
 )
+"""Training settings that do not affect the trained model."""
 
 
 def with_monitoring_of(config: Config, other: Config) -> Config:
     """Return `config` with the fields of `other` that do not affect the trained model."""
-    monitoring = {name: getattr(other.training, name) for name in _MONITORING}
+    monitoring = {name: getattr(other.training, name) for name in _RESULT_NEUTRAL}
     return replace(
         config,
         batches=replace(config.batches, tokens=other.batches.tokens),
@@ -353,7 +360,7 @@ def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
 
 
 def open_words(path: Path) -> DataFolder:
-    """Open a data folder. Raises ValueError if it has sub-words: the frequency bins need words."""
+    """Open a data folder. Raises ValueError if its unit is not words, which frequency bins need."""
     data = DataFolder.open(path)
     if data.unit != "word":
         raise ValueError(
@@ -364,8 +371,9 @@ def open_words(path: Path) -> DataFolder:
 
 
 def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
-    """Open the sub-word data of the same text. `otherwise` is an alternative for the error message
-    if it is missing.
+    """Open the sub-word data of the same text.
+
+    If it is missing, the error message suggests `otherwise` as an alternative.
     """
     path = words.path / BPE_FOLDER
     if not (path / METADATA_FILE).is_file():
@@ -375,8 +383,8 @@ def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
         )
     bpe_data = DataFolder.open(path)
     for split in words.splits:
-        is_there = split in bpe_data.splits
-        if not is_there or words.split(split).words_sha256 != bpe_data.split(split).words_sha256:
+        has_split = split in bpe_data.splits
+        if not has_split or words.split(split).words_sha256 != bpe_data.split(split).words_sha256:
             raise ValueError(
                 f"{path}: its {split} split is missing or differs from {words.path}; prepare both "
                 f"from the same text with {words.splitting}"

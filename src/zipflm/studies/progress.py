@@ -1,5 +1,5 @@
 """Terminal output of a study: one line per stage of a member, a live progress bar, and the
-comparison at the end. The trainer's own output is written to `output-0.txt`.
+comparison at the end. The output of the trainer is written to `output-RANK.txt` in the run folder.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from zipflm.training import throughput
 from zipflm.training.schedule import high_end_warning
 
 _FINAL_STAGES = ("done", "trained", "failed", "stopped", "not trained")
-_UNLIMITED = 1_000
-"""Table width in characters, so that narrow terminals wrap lines instead of cutting numbers."""
+_TABLE_WIDTH = 1_000
+"""In characters: more than any table needs, so that narrow terminals wrap lines instead of cutting
+numbers."""
 
 
 @dataclass
@@ -40,9 +41,9 @@ class MemberProgress:
     loss: float | None = None
     validation: Validation | None = None
     scored: int = 0
-    """Tokens of the current split scored so far."""
+    """Number of tokens of the current split scored so far."""
 
-    def read(self) -> None:
+    def read_log(self) -> None:
         for line in self.plan.run.log():
             self.last = line
             if isinstance(line, Report):
@@ -62,6 +63,7 @@ class MemberProgress:
 
     @cached_property
     def work(self) -> float:
+        """Floating-point operations of the full training."""
         return throughput.flops_left(self.plan.config, self.plan.data.vocabulary.counts)
 
     @property
@@ -73,7 +75,7 @@ class MemberProgress:
         return 0.0 if self.stage in _FINAL_STAGES else self.work - self.work_done
 
     def line(self) -> str:
-        """`ADP-T: training, update 120/200, loss 4.1, valid perplexity 30.00, 2.0 s`."""
+        """`ADP-T: training, update 120/200, loss 4.1, validation perplexity 30.00, 2.0 s`."""
         parts = [f"{self.name}: {self.stage}"]
         if self.update:
             parts.append(f"update {self.update}/{self.plan.updates}")
@@ -81,7 +83,7 @@ class MemberProgress:
             parts.append(f"loss {self.loss:.3f}")
         if self.validation is not None:
             about = "about " if self.validation.share < 1 else ""
-            parts.append(f"valid perplexity {about}{number(self.validation.perplexity)}")
+            parts.append(f"validation perplexity {about}{number(self.validation.perplexity)}")
         if self.last is not None:
             parts.append(duration(self.last.seconds))
         return ", ".join(parts)
@@ -97,10 +99,10 @@ class Display:
         self._current: MemberProgress | None = None
 
     @contextmanager
-    def shown(self) -> Iterator[Display]:
+    def show(self) -> Iterator[Display]:
         """Show the progress. On a terminal, the current line is redrawn twice a second."""
         for member in self.members.values():
-            member.read()
+            member.read_log()
         for line in self._warnings() if not self._is_silent else ():
             self._print(f"warning: {line}")
         live = Live(
@@ -121,7 +123,7 @@ class Display:
         """Set the stage of a member: "training", "scoring" or one of `_FINAL_STAGES`."""
         member = self._current = self.members[plan.run.path]
         member.stage = stage
-        member.read()
+        member.read_log()
         if not self._is_silent and (stage in _FINAL_STAGES or not self.console.is_terminal):
             self._print(self.line(member))
 
@@ -143,12 +145,12 @@ class Display:
         if member is None:
             return Group()
         if member.stage == "training":
-            member.read()
+            member.read_log()
         bar = ProgressBar(total=member.plan.updates, completed=member.update, width=40)
         return Group(bar, Text(one_line(self.line(member))))
 
     def _warnings(self) -> list[str]:
-        """Return warnings about schedules that end too early and slow training."""
+        """Return warnings about schedules that end with a high learning rate and slow training."""
         members = list(self.members.values())
         schedules = [high_end_warning(member.plan.config) for member in members]
         subject = "this study" if len(members) > 1 else "this member"
@@ -169,7 +171,7 @@ class Display:
 
 
 def measured_speed(members: Sequence[MemberProgress]) -> float | None:
-    """Return the operations per second of all training so far; None if unknown."""
+    """Return the floating-point operations per second of all training so far; None if unknown."""
     done = sum(member.work_done for member in members)
     seconds = sum(member.last.seconds for member in members if member.last)
     return done / seconds if done and seconds else None
@@ -178,11 +180,11 @@ def measured_speed(members: Sequence[MemberProgress]) -> float | None:
 def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]) -> None:
     """Print the runs of a study with estimated times.
 
-    `speed` is in operations per second; `basis` describes where it comes from.
+    `speed` is in floating-point operations per second; `basis` says how it was measured.
     """
     members = [MemberProgress(plan) for plan in plans]
     for member in members:
-        member.read()
+        member.read_log()
     rows = [
         {
             "model": member.name,
@@ -224,4 +226,4 @@ def _print_rows(rows: Sequence[Mapping[str, str]], file: IO[str]) -> None:
     for row in rows:
         # Text, because rich would parse [brackets] in a name as markup.
         table.add_row(*(Text(one_line(cell)) for cell in row.values()))
-    Console(file=file, width=_UNLIMITED).print(table)
+    Console(file=file, width=_TABLE_WIDTH).print(table)

@@ -28,7 +28,7 @@ def describe_data(words: DataFolder) -> dict[str, str]:
 
 
 def describe_request(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
-    """Describe the options of a study, except those that were not used."""
+    """Describe the options of a study that were used."""
     entries = {
         "preset": request.preset,
         "recipe": "that of the preset" if request.recipe == "paper" else request.recipe,
@@ -52,7 +52,7 @@ def describe_training(words: DataFolder, plans: Sequence[Plan], process: Process
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "devices": f"{process.world_size} x {device_name(process.device)}",
         "threads per process": str(torch.get_num_threads()),
-        "memory": "peak of the GPU allocator" if on_cuda else "peak of the whole process",
+        "memory": "peak of the GPU allocator" if on_cuda else "peak of the process",
     }
 
 

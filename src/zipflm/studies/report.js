@@ -25,18 +25,18 @@ function ticks(low, high, wanted) {
   const raw = (high - low) / wanted || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((s) => s >= raw);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(i * step + 0); /* + 0: never -0 */
-  return found;
+  const values = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) values.push(i * step + 0); /* + 0: never -0 */
+  return values;
 }
 
 /* Even steps over a small range, otherwise 1, 2 and 5 times every power of ten. */
 function logTicks(low, high) {
   if (high < 4 * low) return ticks(low, high, 6);
-  const found = [];
+  const values = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-    for (const k of [1, 2, 5]) found.push(k * 10 ** power);
-  return found.filter((value) => value >= low && value <= high);
+    for (const k of [1, 2, 5]) values.push(k * 10 ** power);
+  return values.filter((value) => value >= low && value <= high);
 }
 
 const digits = (x, most) => x.toLocaleString("en-US", { maximumSignificantDigits: most }).replace("-", "\u2212");
@@ -168,20 +168,20 @@ function drawBars(id, kind) {
       bar.addEventListener("pointerleave", hideTip);
     });
   });
-  if (!values.length) el("text", { x: box.width / 2, y: box.height / 3, "text-anchor": "middle" }, svg, "nothing to show");
+  if (!values.length) el("text", { x: box.width / 2, y: box.height / 3, "text-anchor": "middle" }, svg, "no data");
   el("line", { x1: box.left, x2: box.width - box.right, y1: Y(0), y2: Y(0), class: "axis" }, svg);
 }
 
-/* Ends of an axis. If outliers would flatten the other bars, they come from the median over models.
-   `usual` has the values of each model except those on unknown words. */
+/* Ends of an axis. If outliers would flatten the other bars, the ends are based on the median over
+   models. `usual` has the values of each model except those on unknown words. */
 function axisEnds(usual, all, least) {
-  const reach = usual.map((own) => Math.max(0, ...own.map(Math.abs))).sort((a, b) => a - b);
-  const limit = 1.3 * Math.max(least, reach[Math.floor(reach.length / 2)] || 0);
+  const extents = usual.map((own) => Math.max(0, ...own.map(Math.abs))).sort((a, b) => a - b);
+  const limit = 1.3 * Math.max(least, extents[Math.floor(extents.length / 2)] || 0);
   const high = Math.max(least, ...all), low = Math.min(0, ...all);
   return [low < -limit ? -limit : low, high > 1.1 * limit ? limit : 1.03 * high];
 }
 
-/* A bar that is cut at the end of the axis: a gap, and its value. */
+/* Marks a bar that is cut at the end of the axis with a gap and its value. */
 function drawBreak(svg, value, within, middle, thick, y) {
   const back = (value > within ? 1 : -1) * 9, half = thick / 2 + 1.5;
   const d = `M${middle - half},${y + back + 3} l${2 * half},-4 M${middle - half},${y + back - 1} l${2 * half},-4`;
@@ -209,11 +209,11 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   const box = { width, height: Math.min(360, Math.max(270, width * 0.6)), left: 60, right: lines ? 14 : 30, top: 14, bottom: 44 };
   const svg = frame(holder, box, name);
   if (!visible.length) {
-    el("text", { x: box.width / 2, y: box.height / 2, "text-anchor": "middle" }, svg, "nothing to show");
+    el("text", { x: box.width / 2, y: box.height / 2, "text-anchor": "middle" }, svg, "no data");
     return;
   }
   const warp = log ? Math.log : (v) => v;
-  /* Outliers are found in nats: `warp` turns a perplexity into a loss. */
+  /* Outliers are determined in nats: `warp` turns a perplexity into a loss. */
   const lasts = visible.map((s) => [s, s.points[s.points.length - 1]]);
   const limit = ceiling(lasts.map(([, p]) => warp(p.y)));
   const above = lasts.filter(([, p]) => warp(p.y) > limit);
@@ -223,7 +223,7 @@ function drawPoints(id, { name, xlabel, ylabel, series, log, lines, describe }) 
   const top = Math.max(limit, ...second.map((p) => warp(p.y)));
   const all = visible.flatMap((s) => s.points.concat(s.faint || []));
   const ends = all.flatMap((p) => (p.low != null ? [p.low, p.high] : [p.y])).map(warp);
-  /* Lines may start above the axis. */
+  /* Lines may start above the top of the axis. */
   const kept = ends.map((v) => (lines ? Math.min(v, top) : v)).filter((v) => v <= top);
   const [x0, x1] = range(all.map((p) => p.x), lines ? 0.01 : 0.08);
   const [y0, y1] = range(kept, lines ? 0.06 : 0.16);
@@ -437,8 +437,8 @@ function start() {
   definePatterns();
   buildLegend();
   buildControls();
-  const wish = new URLSearchParams(location.hash.slice(1)).getAll("hide");
-  for (const m of models) if (wish.includes(m.label)) hidden.add(m.label);
+  const toHide = new URLSearchParams(location.hash.slice(1)).getAll("hide");
+  for (const m of models) if (toHide.includes(m.label)) hidden.add(m.label);
   draw();
   for (const table of document.querySelectorAll("table.comparison"))
     for (const header of table.querySelectorAll("th[data-column]:not([scope=row])")) header.firstChild.addEventListener("click", () => sortTable(table, header));

@@ -17,7 +17,7 @@ from zipflm.settings import to_dict
 from zipflm.storage import atomic_write_text
 from zipflm.studies import paper, tables, wording
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
-from zipflm.studies.figures import Style, figures, save_figures, style_of
+from zipflm.studies.figures import Style, figures, save_figures, styles_by_label
 from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.members import StudyMember
 from zipflm.studies.plan import MEMBERS
@@ -28,7 +28,7 @@ TABLE = "table.json"
 
 
 def write_report(study: Study, out: Path) -> Path:
-    """Write all files to the folder `out` and return the path of the page."""
+    """Write all files to the folder `out` and return the path of the HTML page."""
     out.mkdir(parents=True, exist_ok=True)
     save_figures(study, out / "figures")
     atomic_write_text(out / "table.csv", to_csv(study))
@@ -43,7 +43,7 @@ def write_report(study: Study, out: Path) -> Path:
 
 
 def require_report_folder(out: Path, *, is_study: bool = False) -> None:
-    """Raise ValueError if a folder contains a run, data or, unless `is_study`, a study."""
+    """Raise ValueError if a folder contains a run, data or (unless `is_study`) study members."""
     contents = {"config.json": "a run", "data.json": "data"}
     if not is_study:
         contents[MEMBERS] = "a study"
@@ -58,7 +58,7 @@ def html(study: Study) -> str:
         study,
         css=_read_resource("report.css"),
         script=_read_resource("report.js"),
-        styles=list(style_of(study).values()),
+        styles=list(styles_by_label(study).values()),
         row_indices={row.label: i for i, row in enumerate(study.rows)},
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
         data=plain(chart_data(study)),
@@ -124,15 +124,15 @@ def _code(word: str) -> str:
 
 def chart_data(study: Study) -> dict[str, Any]:
     """Return the data that `report.js` draws."""
-    styles = style_of(study)
+    styles = styles_by_label(study)
     return {
         "split": study.split,
         "reference": study.reference,
         "headline": study.headline_name,
         "models": [_model(row, study, styles[row.label]) for row in study.rows],
         "bins": {
-            "word": _sources(study, study.word_bins, previous=False),
-            "previous": _sources(study, study.previous_bins, previous=True),
+            "word": _bin_sets(study, study.word_bins, previous=False),
+            "previous": _bin_sets(study, study.previous_bins, previous=True),
         },
     }
 
@@ -152,7 +152,9 @@ def _model(row: ModelRow, study: Study, style: Style) -> dict[str, Any]:
     }
 
 
-def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> list[dict[str, Any]]:
+def _bin_sets(
+    study: Study, bins: Sequence[FrequencyBin], *, previous: bool
+) -> list[dict[str, Any]]:
     """Return the bins of the study, then those of the paper if it has any of the models."""
     study_bins = {"name": "this study", "reference": study.reference, "bins": bins}
     labels = {row.label for row in study.rows}
@@ -169,7 +171,7 @@ def _sources(study: Study, bins: Sequence[FrequencyBin], *, previous: bool) -> l
 
 
 def to_csv(study: Study) -> str:
-    """Return the comparison as CSV: one line per model, with unformatted values."""
+    """Return the comparison as CSV: one line per model, with the values of all columns."""
     table_columns = columns(study)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -199,8 +201,8 @@ _LATEX_COLUMNS = (
 
 
 def to_latex(study: Study, comment: str) -> str:
-    """Return perplexities, parameters and times as a LaTeX table (needs the booktabs package)."""
-    shown = [c for c in columns(study) if c.ranks or c.name in _LATEX_COLUMNS]
+    """Return perplexities, intervals, parameters and times as a LaTeX table (needs booktabs)."""
+    shown = [c for c in columns(study) if c.is_ranked or c.name in _LATEX_COLUMNS]
 
     def cell(column: Column, row: ModelRow) -> str:
         text = column.text(row)

@@ -28,22 +28,22 @@ from zipflm.studies.bins import (
 )
 from zipflm.units import perplexity
 
-_HALVINGS = 60
+_BISECTIONS = 60
 
 
-def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
-    """Return the two-sided p-value of each `t`.
+def two_sided_p(t: NDArray[np.float64], dof: int) -> NDArray[np.float64]:
+    """Return the two-sided p-value of each `t`, with `dof` degrees of freedom.
 
     >>> two_sided_p(np.array([2.228]), 10).round(3).tolist()
     [0.05]
     """
-    angle = np.arctan(np.abs(t) / np.sqrt(degrees))
+    angle = np.arctan(np.abs(t) / np.sqrt(dof))
     cosine, sine = np.cos(angle), np.sin(angle)
-    is_odd = degrees % 2
-    # Terms c, 2/3 c^3, 8/15 c^5, ... for odd degrees; 1, 1/2 c^2, 3/8 c^4, ... for even ones.
+    is_odd = dof % 2
+    # Terms c, 2/3 c^3, 8/15 c^5, ... for odd dof; 1, 1/2 c^2, 3/8 c^4, ... for even dof.
     term = cosine.copy() if is_odd else np.ones_like(cosine)
     total = np.zeros_like(cosine)
-    for power in range(is_odd, degrees - 1, 2):
+    for power in range(is_odd, dof - 1, 2):
         total += term
         term = term * cosine**2 * (power + 1) / (power + 2)
     inside = 2 / np.pi * (angle + sine * total) if is_odd else sine * total
@@ -52,16 +52,16 @@ def two_sided_p(t: NDArray[np.float64], degrees: int) -> NDArray[np.float64]:
 
 
 @cache
-def quantile(degrees: int, level: float = 0.95) -> float:
-    """Return the half-width of a two-sided interval of this level, in standard errors.
+def critical_value(dof: int, level: float = 0.95) -> float:
+    """Return the two-sided critical value of Student's t distribution.
 
-    >>> round(quantile(9), 3), round(quantile(29), 3)
+    >>> round(critical_value(9), 3), round(critical_value(29), 3)
     (2.262, 2.045)
     """
     low, high = 0.0, 1e6
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if two_sided_p(np.array([middle]), degrees)[0] > 1 - level:
+        if two_sided_p(np.array([middle]), dof)[0] > 1 - level:
             low = middle
         else:
             high = middle
@@ -69,11 +69,11 @@ def quantile(degrees: int, level: float = 0.95) -> float:
 
 
 BLOCK_COUNTS = (30, 20, 14, 10)
-"""Numbers of blocks to try, in this order."""
+"""Numbers of blocks to try, in this order, until neighboring blocks are not correlated."""
 FEW_BLOCKS = 10
-"""The report warns if there are fewer blocks."""
-_ONE_SIDED = 1.645
-"""95% quantile of the normal distribution."""
+"""The report warns about imprecise intervals if there are fewer blocks."""
+_NORMAL_QUANTILE = 1.645
+"""95% quantile of the standard normal distribution, for a one-sided test."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +81,30 @@ class TextBlocks:
     """A text cut into consecutive blocks."""
 
     starts: IntArray
+    """Index of the first word of each block."""
     num_words: int
     unit: str
-    """Blocks consist of whole `documents` or whole `lines`."""
+    """`documents` or `lines`; a block never contains a part of one."""
     correlation: float
-    """Highest correlation between neighboring blocks, of mean losses and of model differences."""
+    """Highest lag-one autocorrelation of the block means, of the loss averaged over all models and
+    of the difference between each pair of models."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def are_correlated(self) -> bool:
-        """Whether neighboring blocks are significantly correlated."""
+        """Whether neighboring blocks have a significant positive correlation."""
         return _is_correlated(self.correlation, len(self))
 
     @property
-    def index_of_word(self) -> IntArray:
+    def block_of_word(self) -> IntArray:
+        """The index of the block that contains each word."""
         lengths = np.diff(np.append(self.starts, self.num_words))
         return np.repeat(np.arange(len(self)), lengths)
 
     def describe(self) -> str:
         """`30 blocks of whole lines, about 3,200 words each`."""
-        if len(self) < 2:
-            return "one block: too little text for intervals"
         length = round(self.num_words / len(self), -2 if self.num_words > 1000 * len(self) else -1)
         words = f"about {int(length) or round(self.num_words / len(self)):,} words each"
         text = f"{len(self)} blocks of whole {self.unit}, {words}"
@@ -113,7 +114,7 @@ class TextBlocks:
 
 
 def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArray) -> TextBlocks:
-    """Cut a text into blocks.
+    """Cut a text into blocks of similar size, at headings if there are enough, else between lines.
 
     `line_starts` and `headings` are word indices. `losses` is [models, words].
     """
@@ -126,7 +127,9 @@ def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArra
         lengths = np.diff(np.append(starts, num_words))
         means = np.add.reduceat(losses, starts, axis=1) / lengths
         pairs = [first - second for first, second in combinations(means, 2)]
-        correlation = max(_lag_one_correlation(series) for series in (means.mean(axis=0), *pairs))
+        correlation = max(
+            _lag_one_autocorrelation(series) for series in (means.mean(axis=0), *pairs)
+        )
         if not _is_correlated(correlation, len(starts)):
             break
     return TextBlocks(starts, num_words, unit, correlation)
@@ -136,17 +139,18 @@ def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[s
     """Return the word indices of WikiText document titles, `= Title =` (not `= = Section = =`)."""
     if "=" not in words:
         return np.zeros(0, dtype=np.int64)
-    sign = words.index("=")
+    equals_sign = words.index("=")
     ends = np.append(line_starts[1:], len(word_ids))
     # The shortest heading is `= word = </s>`.
     starts, ends = line_starts[ends - line_starts >= 4], ends[ends - line_starts >= 4]
-    opens = (word_ids[starts] == sign) & (word_ids[starts + 1] != sign)
-    closes = (word_ids[ends - 2] == sign) & (word_ids[ends - 3] != sign)
-    headings: IntArray = starts[opens & closes]
+    has_opening = (word_ids[starts] == equals_sign) & (word_ids[starts + 1] != equals_sign)
+    has_closing = (word_ids[ends - 2] == equals_sign) & (word_ids[ends - 3] != equals_sign)
+    headings: IntArray = starts[has_opening & has_closing]
     return headings
 
 
 def _even_starts(units: IntArray, num_words: int, count: int) -> IntArray:
+    """Return the starts of units that are nearest to `count` equal parts, each start once."""
     ideal = np.arange(count) * num_words / count
     after = np.searchsorted(units, ideal).clip(max=len(units) - 1)
     before = np.maximum(after - 1, 0)
@@ -155,25 +159,29 @@ def _even_starts(units: IntArray, num_words: int, count: int) -> IntArray:
     return starts.astype(np.int64)
 
 
-def _lag_one_correlation(values: FloatArray) -> float:
+def _lag_one_autocorrelation(values: FloatArray) -> float:
     deviations = values - values.mean()
     total = float((deviations**2).sum())
     return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0 else 0.0
 
 
 def _is_correlated(correlation: float, num_blocks: int) -> bool:
-    return correlation > _ONE_SIDED / math.sqrt(num_blocks)
+    return correlation > _NORMAL_QUANTILE / math.sqrt(num_blocks)
 
 
-_MIN_BLOCKS = 3
+MIN_INTERVAL_BLOCKS = 3
 """Minimum number of blocks for an interval."""
-_SOURCES = (3, 4, 6, 12)
+# A source is a contiguous part of the text with its own mean loss, such as the work of one author.
+# Blocks of the same source are not independent.
+_SOURCE_COUNTS = (3, 4, 6, 12)
+"""Numbers of sources that the noise models assume."""
 _STRENGTHS = np.array([2.0, 8.0, 32.0, 128.0, 1024.0])
 """Variance between sources, relative to that of independent blocks."""
 _ROUNDING = 1e-12
 """In nats. Smaller residuals are rounding errors."""
-_TWO_SOURCES = 9
-"""No interval is given if two sources are this many times more probable than other models."""
+_MAX_STEP_ODDS = 9
+"""An interval is omitted if a text of two sources is this many times more probable than all noise
+models together: a single step between two sources does not show how much sources vary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +210,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean loss or a difference of two, with its sources of variance."""
+    """A mean loss or the difference of two, with the variance between blocks and between seeds."""
 
     value: float
     residuals: FloatArray
-    """Contribution of each block, in text order."""
+    """Deviation of each block from the mean, weighted by its share of the words, in text order."""
     num_blocks: float
     """Effective number of blocks; less than their number if their sizes differ."""
-    seeds: tuple[tuple[float, int], ...]
-    """Variance over seeds and its degrees of freedom, for every model with several seeds."""
+    seed_variances: tuple[tuple[float, int], ...]
+    """Variance of the mean over seeds and its degrees of freedom, by model; none for one seed."""
 
     def __sub__(self, other: Estimate) -> Estimate:
         """Paired difference: both are measured on the same blocks."""
@@ -218,24 +226,29 @@ class Estimate:
             self.value - other.value,
             self.residuals - other.residuals,
             min(self.num_blocks, other.num_blocks),
-            self.seeds + other.seeds,
+            self.seed_variances + other.seed_variances,
         )
 
     @property
     def interval(self) -> Interval | None:
-        """None if the text has too few blocks or sources."""
-        if self.num_blocks < _MIN_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
+        """None if there are fewer than three effective blocks, if the text seems to consist of two
+        sources, or if a loss is not finite."""
+        if self.num_blocks < MIN_INTERVAL_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
             return None
-        explained = _explain(self.residuals, self.num_blocks)
-        if explained is None:
+        fitted = _fit_noise_models(self.residuals, self.num_blocks)
+        if fitted is None:
             return None
-        weights, text, degrees = explained
-        variance = text + sum(part for part, _ in self.seeds)
-        reach = 0.0
+        weights, text_variance, text_dof = fitted
+        variance = text_variance + sum(part for part, _ in self.seed_variances)
+        half_width = 0.0
         if variance.any():
-            squares = text**2 / degrees + sum(part**2 / dof for part, dof in self.seeds)
-            reach = _half_width(weights, np.sqrt(variance), np.floor(variance**2 / squares + 1e-9))
-        return Interval(estimate=self.value, low=self.value - reach, high=self.value + reach)
+            # Welch-Satterthwaite: degrees of freedom of a sum of variances.
+            squares = text_variance**2 / text_dof
+            squares += sum(part**2 / dof for part, dof in self.seed_variances)
+            dof = np.floor(variance**2 / squares + 1e-9)
+            half_width = _mixture_half_width(weights, np.sqrt(variance), dof)
+        low, high = self.value - half_width, self.value + half_width
+        return Interval(estimate=self.value, low=low, high=high)
 
 
 def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
@@ -244,7 +257,7 @@ def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
         shares = counts / counts.sum()
         by_seed = sums.sum(axis=1) / counts.sum()
         residuals = (sums.mean(axis=0) - by_seed.mean() * counts) / counts.sum()
-        # A large block pulls the mean towards its own value.
+        # A large block pulls the mean towards its own loss, which makes its residual too small.
         residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
         num_blocks = 1 / (shares @ shares)
     num_seeds = len(by_seed)
@@ -257,80 +270,90 @@ def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
     )
 
 
-class _Explanations(NamedTuple):
-    """Models of the correlation between blocks. In the first one, blocks are independent."""
+class _NoiseModels(NamedTuple):
+    """Models of how the means of blocks vary along the text, as power spectra in a cosine basis.
+
+    In the first model, blocks are independent. The others have every combination of
+    `_SOURCE_COUNTS` and `_STRENGTHS`.
+    """
 
     cosines: FloatArray
-    """[waves, blocks], slowest wave first."""
+    """[frequencies, blocks], without the constant, lowest frequency first."""
     power: FloatArray
-    """[explanations, 1 + waves]: expected power of the mean and of every wave."""
-    degrees: IntArray
+    """[noise models, 1 + frequencies]: expected power of the constant and of each cosine."""
+    dof: IntArray
+    """[noise models]: number of low frequencies that the variance of the mean is estimated from."""
     steps: FloatArray
     """[positions, blocks]: a step at each position, of unit length and zero mean."""
 
 
 @cache
-def _explanations(blocks: int) -> _Explanations:
+def _noise_models(blocks: int) -> _NoiseModels:
     indices = np.arange(blocks)
     cosines = math.sqrt(2 / blocks) * np.cos(np.pi / blocks * np.outer(indices, indices + 0.5))
-    sources = [count for count in _SOURCES if count < blocks]
-    waves = [np.sinc(indices / (2 * count)) ** 2 for count in sources]
-    power = np.vstack([np.ones(blocks), *(1 + np.outer(_STRENGTHS, wave) for wave in waves)])
-    slow = np.repeat([max(2, count // 2) for count in sources], len(_STRENGTHS))
-    degrees = np.append(blocks - 1, slow).astype(np.int64)
+    counts = [count for count in _SOURCE_COUNTS if count < blocks]
+    spectra = [np.sinc(indices / (2 * count)) ** 2 for count in counts]
+    power = np.vstack([np.ones(blocks), *(1 + np.outer(_STRENGTHS, s) for s in spectra)])
+    source_dof = np.repeat([max(2, count // 2) for count in counts], len(_STRENGTHS))
+    dof = np.append(blocks - 1, source_dof).astype(np.int64)
     # A source with fewer blocks cannot be distinguished from a single outlier.
     min_length = min(max(2, blocks // 6), blocks // 2)
     steps = np.tril(np.ones((blocks, blocks)))[min_length - 1 : blocks - min_length]
     steps -= steps.mean(axis=1, keepdims=True)
     steps /= np.linalg.norm(steps, axis=1, keepdims=True)
-    return _Explanations(cosines[1:], power, degrees, steps)
+    return _NoiseModels(cosines[1:], power, dof, steps)
 
 
-def _explain(
+def _fit_noise_models(
     residuals: FloatArray, num_blocks: float
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Return the weight, variance of the mean and degrees of freedom of every explanation.
+    """Return the weight, variance of the mean and degrees of freedom of each noise model.
 
     Returns None if the text seems to consist of two sources.
     """
     if np.abs(residuals).max() < _ROUNDING:
         return np.ones(1), np.zeros(1), np.ones(1)
     blocks = len(residuals)
-    cosines, power, degrees, steps = _explanations(blocks)
-    waves = (cosines @ residuals) ** 2 / (residuals @ residuals)
-    scaled = waves / power[:, 1:]
-    # Uniform prior over the number of sources; the scale is integrated out.
+    cosines, power, dof, steps = _noise_models(blocks)
+    observed = (cosines @ residuals) ** 2 / (residuals @ residuals)
+    scaled = observed / power[:, 1:]
+    # Log posterior of each model, with the scale integrated out. The prior is uniform over the
+    # numbers of sources: independent blocks get as much as all strengths of one number.
     fit = -(np.log(power[:, 1:]).sum(axis=1) + (blocks - 1) * np.log(scaled.sum(axis=1))) / 2
     fit[0] += math.log(len(_STRENGTHS))
     explained = np.outer(_STRENGTHS / (1 + _STRENGTHS), (steps @ residuals) ** 2)
-    rest = waves.sum() - explained / (residuals @ residuals)
+    rest = observed.sum() - explained / (residuals @ residuals)
     step_fit = -(np.log1p(_STRENGTHS)[:, None] + (blocks - 1) * np.log(rest)) / 2
     step_fit -= math.log(len(steps))
     best = max(fit.max(), step_fit.max())
     weights = np.exp(fit - best)
-    if np.exp(step_fit - best).sum() > _TWO_SOURCES * weights.sum():
+    if np.exp(step_fit - best).sum() > _MAX_STEP_ODDS * weights.sum():
         return None
-    slow = np.arange(1, blocks) <= degrees[:, None]
-    variance = power[:, 0] * (scaled * slow).sum(axis=1) / degrees * (residuals @ residuals)
-    # Blocks without words do not contribute to the variance.
+    is_low = np.arange(1, blocks) <= dof[:, None]
+    variance = power[:, 0] * (scaled * is_low).sum(axis=1) / dof * (residuals @ residuals)
+    # The variance of the sum of all residuals is the power of the constant times the number of
+    # blocks. If their sizes differ, the small-sample correction uses the effective number.
     variance *= (blocks - 1) * num_blocks / (num_blocks - 1)
-    return weights / weights.sum(), variance, np.minimum(degrees, num_blocks - 1)
+    return weights / weights.sum(), variance, np.minimum(dof, num_blocks - 1)
 
 
-def _half_width(weights: FloatArray, errors: FloatArray, degrees: FloatArray) -> float:
-    """Return the half-width of the 95% interval of a mixture of t distributions."""
+def _mixture_half_width(weights: FloatArray, errors: FloatArray, dof: FloatArray) -> float:
+    """Return the half-width of the 95% interval of a mixture of t distributions.
+
+    `errors` are the standard errors of the components.
+    """
     errors = np.maximum(errors, 1e-9 * errors.max())
-    groups = [(int(dof), degrees == dof) for dof in np.unique(degrees)]
-    ends = np.concatenate([quantile(dof) * errors[members] for dof, members in groups])
-    low, high = ends.min(), ends.max()
+    same_dof = [(int(value), dof == value) for value in np.unique(dof)]
+    widths = np.concatenate([critical_value(n) * errors[chosen] for n, chosen in same_dof])
+    low, high = widths.min(), widths.max()
     for _ in range(2):
-        reaches = np.linspace(low, high, 30)
-        outside = np.zeros(len(reaches))
-        for dof, members in groups:
-            outside += two_sided_p(reaches[:, None] / errors[members], dof) @ weights[members]
-        index = int(np.clip(np.count_nonzero(outside > 0.05), 1, len(reaches) - 1))
-        low, high = reaches[index - 1 : index + 1]
-    return float(np.interp(-0.05, np.negative(outside), reaches))
+        half_widths = np.linspace(low, high, 30)
+        outside = np.zeros(len(half_widths))
+        for n, chosen in same_dof:
+            outside += two_sided_p(half_widths[:, None] / errors[chosen], n) @ weights[chosen]
+        index = int(np.clip(np.count_nonzero(outside > 0.05), 1, len(half_widths) - 1))
+        low, high = half_widths[index - 1 : index + 1]
+    return float(np.interp(-0.05, np.negative(outside), half_widths))
 
 
 class Sample:
@@ -344,7 +367,7 @@ class Sample:
         nll: Mapping[str, FloatArray],
         reference: str,
     ) -> None:
-        """`nll` has [seeds, words] for every model. Bins are compared to those of `reference`."""
+        """`nll` has [seeds, words] for every model. In bins, models are compared to `reference`."""
         self._ids, self._counts = word_ids, vocabulary.counts
         self._nll, self._reference = nll, reference
         starts = np.asarray(line_starts, dtype=np.int64)
@@ -354,7 +377,7 @@ class Sample:
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
         """Return the mean loss of every model on the chosen words."""
-        indices = self.blocks.index_of_word[chosen]
+        indices = self.blocks.block_of_word[chosen]
         num_blocks = len(self.blocks)
         counts = np.bincount(indices, minlength=num_blocks).astype(np.float64)
         return {
@@ -368,10 +391,14 @@ class Sample:
         }
 
     def with_intervals(
-        self, bins: Sequence[FrequencyBin], groups: IntArray
+        self, bins: Sequence[FrequencyBin], deciding_words: IntArray
     ) -> tuple[FrequencyBin, ...]:
-        """Add intervals to bins. `groups` has the word that decides the bin of each word."""
-        indices = bin_indices(groups, self._counts)
+        """Add intervals to bins.
+
+        `deciding_words` has, for each word, the id whose frequency decides its bin: its own or that
+        of the previous word.
+        """
+        indices = bin_indices(deciding_words, self._counts)
         with_ends = []
         for b in bins:
             estimates = self.estimates(indices == BIN_NAMES.index(b.name))

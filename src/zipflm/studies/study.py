@@ -35,7 +35,7 @@ NOT_COMPILED = "could not be compiled; its time and speed are not comparable"
 
 @dataclass(frozen=True, kw_only=True)
 class SeedMean:
-    """Mean perplexity over seeds, and the standard deviation if there are several."""
+    """Perplexity of the mean loss over seeds, and the standard deviation over several seeds."""
 
     mean: float
     deviation: float | None = None
@@ -49,7 +49,7 @@ class SeedMean:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """All seeds of one model. Means are over the seeds that have a result."""
+    """All seeds of one model. Means are over the seeds that have a result; a member is one seed."""
 
     label: str
     members: tuple[StudyMember, ...]
@@ -86,6 +86,7 @@ class ModelRow:
 
     @property
     def memory(self) -> int | None:
+        """Largest peak memory of all seeds, in bytes."""
         return max((m.memory for m in self.scored if m.memory is not None), default=None)
 
     @property
@@ -94,7 +95,7 @@ class ModelRow:
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
-        """Mean over seeds, at the updates that all of them have."""
+        """Mean over the seeds that have a curve, at the updates that all of them have."""
         curves = [{p.update: p for p in member.curve} for member in self.members if member.curve]
         shared = [u for u in curves[0] if all(u in c for c in curves)] if curves else []
         return tuple(_mean_point([c[update] for c in curves]) for update in shared)
@@ -166,7 +167,7 @@ class ContextScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Difference between two rows, on the same text."""
+    """Difference in mean loss between two rows on the same text."""
 
     label: str
     other: str
@@ -180,12 +181,12 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One setting tried by `--grid`."""
+    """The result of one setting of a model in a grid search (`--grid`)."""
 
     label: str
     setting: str
     perplexity: float | None
-    """On the whole validation set; None if training failed."""
+    """On the full validation set; None if training did not finish."""
     seconds: float | None
     is_chosen: bool
     problem: str = ""
@@ -197,7 +198,8 @@ class Study:
 
     title: str
     dataset: str
-    """First part of the preset name; the report shows the paper's rows of this dataset."""
+    """Dataset in the preset names, whose published results the report shows. Empty for models that
+    are not in the tables of the paper."""
     split: str
     reference: str
     """The row that others are compared to."""
@@ -214,7 +216,7 @@ class Study:
     known_intervals: Mapping[str, Interval]
     """The same without unknown words."""
     differences: tuple[Difference, ...]
-    """All pairs of rows, by the perplexity that `headline` returns."""
+    """All pairs of rows that have an interval, by the perplexity that `headline` returns."""
     rare: tuple[Difference, ...] = ()
     """The same on rare words."""
     after_rare: tuple[Difference, ...] = ()
@@ -224,11 +226,12 @@ class Study:
 
     @property
     def finished(self) -> tuple[ModelRow, ...]:
+        """Rows with a result for at least one seed."""
         return tuple(row for row in self.rows if row.perplexity)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Labels of rows with at least one failed seed."""
+        """Labels of rows in which at least one seed has no result."""
         return tuple(row.label for row in self.rows if row.problem)
 
     @property
@@ -241,8 +244,8 @@ class Study:
         return self.has_unknown and have_several_units(self.rows)
 
     def headline(self, row: ModelRow) -> SeedMean:
-        """Return the perplexity that ranks the rows: on known words if `is_mixed`, because only
-        word models can predict `<unk>`."""
+        """Return the perplexity that ranks the rows: on known words if `is_mixed`, because word
+        models predict a single `<unk>` where sub-word models predict a spelling."""
         return (row.known_perplexity if self.is_mixed else row.perplexity)[self.split]
 
     @property
@@ -250,7 +253,7 @@ class Study:
         return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
 
     def headline_interval(self, row: ModelRow) -> Interval | None:
-        """Return the interval of `headline`; None without a result, or if the text is too short."""
+        """Return the interval of `headline`; None if the row has no result or no interval."""
         return (self.known_intervals if self.is_mixed else self.intervals).get(row.label)
 
     @cached_property
@@ -297,7 +300,7 @@ def build_study(
     contexts: Sequence[ContextScore] = (),
     tried: Sequence[Tried] = (),
 ) -> Study:
-    """Build the study of `members`, whose `nll` are on the words of `text`."""
+    """Build the study of `members`, whose `nll` has one value per word of `text`."""
     labels = list(dict.fromkeys(member.label for member in members))
     rows = tuple(_row([m for m in members if m.label == label], dataset) for label in labels)
     by_seed = {row.label: _nll_of(row) for row in rows if row.scored}
@@ -321,7 +324,7 @@ def build_study(
             loss_by_bin(word_ids, counts, losses, by=previous), previous
         ),
         words={
-            label: word_lists(word_ids, counts, nll, losses[reference], sample.blocks.index_of_word)
+            label: word_lists(word_ids, counts, nll, losses[reference], sample.blocks.block_of_word)
             for label, nll in losses.items()
             if label != reference
         },
@@ -345,7 +348,7 @@ def _row(members: Sequence[StudyMember], dataset: str) -> ModelRow:
 
 
 def _nll_of(row: ModelRow) -> FloatArray:
-    """[seeds, words]"""
+    """Return the losses of a row as [seeds, words]."""
     return np.stack([m.nll for m in row.scored if m.nll is not None]).astype(np.float64, copy=False)
 
 
@@ -374,7 +377,7 @@ def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
     return tuple(differences)
 
 
-def _on_rare(sample: Sample, groups: IntArray, counts: IntArray) -> tuple[Difference, ...]:
-    """Return differences on words whose entry in `groups` is a rare word."""
-    is_rare = bin_indices(groups, counts) == BIN_NAMES.index(RARE)
+def _on_rare(sample: Sample, deciding_words: IntArray, counts: IntArray) -> tuple[Difference, ...]:
+    """Return differences on words whose entry in `deciding_words` is a rare word."""
+    is_rare = bin_indices(deciding_words, counts) == BIN_NAMES.index(RARE)
     return _differences(sample.estimates(is_rare)) if is_rare.any() else ()

@@ -1,7 +1,7 @@
 """Tables of the report, shared by all output formats.
 
-A `Column` has a value for data files and a text for the report. Tables whose rows are not models
-are a `Grid` of texts.
+In tables with one row per model, a `Column` has a value for data files and a text for the report.
+A `Grid` contains the texts of a table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Column:
     value: Callable[[ModelRow], Value]
     text: Callable[[ModelRow], str]
     is_number: bool = True
-    ranks: bool = False
+    is_ranked: bool = False
     """Whether to mark the lowest value as the best."""
     is_optional: bool = False
     """Whether to leave the column out if it has no values."""
@@ -42,7 +42,7 @@ class Column:
 
     @property
     def key(self) -> str:
-        return self.name.replace(" ", "_").replace("/", "_per_")
+        return self.name.replace(" ", "_").replace("/", "_per_").replace(".", "")
 
     @property
     def is_paper(self) -> bool:
@@ -93,11 +93,11 @@ def _number_column(
     value: Callable[[ModelRow], float | None],
     text: Callable[[Any], str],
 ) -> Column:
-    def shown(row: ModelRow) -> str:
+    def format_value(row: ModelRow) -> str:
         number = value(row)
         return EMPTY if number is None else text(number)
 
-    return Column(title, group, value, shown)
+    return Column(title, group, value, format_value)
 
 
 def _mean_column(
@@ -113,12 +113,13 @@ def _mean_column(
 
 
 def _perplexity_columns(study: Study) -> list[Column]:
-    """Return the ranking perplexity first, with its interval and the difference from the best."""
+    """Return the perplexity that ranks the models, its interval and the difference from the best
+    model, then the other perplexities."""
     perplexity_columns = [_perplexity_column(study.split, known=study.is_mixed)]
     if study.differences or study.intervals:
         perplexity_columns.append(_interval_column(study))
     if study.differences:
-        perplexity_columns.append(_distance_column(study))
+        perplexity_columns.append(_difference_column(study))
     if study.has_unknown:
         perplexity_columns.append(_perplexity_column(study.split, known=not study.is_mixed))
     others = dict.fromkeys(split for row in study.rows for split in row.perplexity)
@@ -136,23 +137,23 @@ def _perplexity_column(split: str, *, known: bool = False) -> Column:
         return None if summary is None else summary.mean
 
     title = f"{split}, known words" if known else split
-    return Column(title, "perplexity", value, lambda row: spread(seed_mean(row)), ranks=True)
+    return Column(title, "perplexity", value, lambda row: spread(seed_mean(row)), is_ranked=True)
 
 
 def _interval_column(study: Study) -> Column:
-    def shown(row: ModelRow, form: Callable[[float], str], empty: str | None) -> Any:
+    def format_interval(row: ModelRow, form: Callable[[float], str], empty: str | None) -> Any:
         interval = study.headline_interval(row)
         return f"{form(interval.low)} to {form(interval.high)}" if interval else empty
 
     return Column(
         "95% interval",
         "perplexity",
-        value=lambda row: shown(row, "{:.6g}".format, None),
-        text=lambda row: shown(row, number, EMPTY),
+        value=lambda row: format_interval(row, "{:.6g}".format, None),
+        text=lambda row: format_interval(row, number, EMPTY),
     )
 
 
-def _distance_column(study: Study) -> Column:
+def _difference_column(study: Study) -> Column:
     best, tied = study.ranked[0].label, study.tied_with_best
 
     def value(row: ModelRow) -> Value:
@@ -170,7 +171,7 @@ def _distance_column(study: Study) -> Column:
         mark = ", not significant" if row.label in tied else ""
         return f"{change:+.1f}% ({low:.1f} to {high:.1f}){mark}"
 
-    return Column("to the best", "perplexity", value, text)
+    return Column("vs. best", "perplexity", value, text)
 
 
 def _paper_columns(study: Study) -> list[Column]:
@@ -194,7 +195,7 @@ def column_groups(shown: Sequence[Column]) -> list[tuple[str, int]]:
 
 def is_best(column: Column, row: ModelRow, study: Study) -> bool:
     """Return whether a value is the best of its column. Always False while models are missing."""
-    if not column.ranks or study.missing:
+    if not column.is_ranked or study.missing:
         return False
     values = [value for other in study.finished if (value := column.value(other)) is not None]
     return column.value(row) == min(values, default=None)
@@ -202,6 +203,7 @@ def is_best(column: Column, row: ModelRow, study: Study) -> bool:
 
 class Grid(NamedTuple):
     names: list[str]
+    """Column titles."""
     rows: list[list[str]]
 
 
@@ -228,7 +230,7 @@ def pairs(study: Study) -> Grid:
 
 
 def bins(study: Study, chosen: Sequence[FrequencyBin]) -> Grid:
-    """Return the word counts and losses of every frequency bin."""
+    """Return the word counts of the chosen bins and the losses of every model."""
     labels = [row.label for row in study.finished]
     names = ["frequency", "distinct words", "in training", f"in {study.split}", *labels]
     rows = [
@@ -254,7 +256,7 @@ def bin_loss(b: FrequencyBin, label: str) -> str:
 
 
 def contexts(study: Study) -> Grid:
-    """Return perplexities by context size, with the results of the paper."""
+    """Return perplexities by context size, on WikiText-103 with the results of the paper."""
     splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
     names = ["model", "train block", "block", "context", *splits]
     rows = [
@@ -271,7 +273,7 @@ def contexts(study: Study) -> Grid:
 
 
 def tuning(study: Study) -> Grid:
-    """Return every setting that was tried, and the total time."""
+    """Return every setting that was tried, with the total time in the last row."""
     rows = [
         [
             tried.label,
@@ -284,7 +286,7 @@ def tuning(study: Study) -> Grid:
     ]
     total = sum(tried.seconds or 0.0 for tried in study.tried)
     rows.append(["all", "", "", duration(total), ""])
-    return Grid(["model", "setting", "valid perplexity", "training time", "chosen"], rows)
+    return Grid(["model", "setting", "validation perplexity", "training time", "chosen"], rows)
 
 
 def paper_pairs(study: Study) -> Grid:

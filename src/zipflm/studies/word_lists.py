@@ -1,7 +1,7 @@
-"""Finds words on which a model is significantly better or worse than another.
+"""Find words on which a model is significantly better or worse than another.
 
-The mean difference of every word that occurs often enough is tested with Student's t over blocks of
-the text. The Benjamini-Hochberg procedure limits the false discovery rate.
+For every word that occurs often enough, the mean difference in loss is tested with Student's t over
+blocks of the text. The Benjamini-Hochberg procedure limits the false discovery rate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.statistics import two_sided_p
 
 MIN_TOKENS = 10
+"""Minimum number of occurrences of a tested word."""
 MIN_BLOCKS = 5
+"""Minimum number of blocks in which a tested word occurs."""
 FALSE_DISCOVERY_RATE = 0.05
 
 
@@ -26,7 +28,7 @@ class WordDifference:
     word_id: int
     train_count: int
     tokens: int
-    """Occurrences in the scored text."""
+    """Number of occurrences in the scored text."""
     loss: float
     reference_loss: float
     p: float
@@ -59,7 +61,7 @@ def word_lists(
     *,
     size: int = 10,
 ) -> WordLists:
-    """Return the `size` words with the largest significant gains and losses.
+    """Return the words with the largest significant gains and losses, up to `size` of each.
 
     Special tokens are left out. Ties are broken by frequency, then by id.
     """
@@ -80,11 +82,11 @@ def word_lists(
         )
         for i in np.flatnonzero(is_tested)[discoveries(p[is_tested])]
     ]
-    rising = sorted(rows, key=lambda row: (row.difference, -row.tokens, row.word_id))
-    falling = sorted(rows, key=lambda row: (-row.difference, -row.tokens, row.word_id))
+    best_first = sorted(rows, key=lambda row: (row.difference, -row.tokens, row.word_id))
+    worst_first = sorted(rows, key=lambda row: (-row.difference, -row.tokens, row.word_id))
     return WordLists(
-        wins=tuple(row for row in rising[:size] if row.difference < 0),
-        losses=tuple(row for row in falling[:size] if row.difference > 0),
+        wins=tuple(row for row in best_first[:size] if row.difference < 0),
+        losses=tuple(row for row in worst_first[:size] if row.difference > 0),
         tested=int(is_tested.sum()),
         significant=len(rows),
     )
@@ -98,16 +100,16 @@ def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray
     >>> discoveries(np.array([0.001, 0.8, 0.02, 0.045])).tolist()
     [True, False, True, False]
     """
-    order = np.sort(p)
-    passes = order <= rate * np.arange(1, len(p) + 1) / max(1, len(p))
-    limit = order[passes].max(initial=-1.0)
+    ascending = np.sort(p)
+    is_below = ascending <= rate * np.arange(1, len(p) + 1) / max(1, len(p))
+    limit = ascending[is_below].max(initial=-1.0)
     return np.asarray(p <= limit)
 
 
 def _p_values(
     word_ids: IntArray, differences: FloatArray, block_of_word: IntArray, num_types: int
 ) -> FloatArray:
-    """Return the p-value of every word of the vocabulary; NaN if it is too rare."""
+    """Return the p-value of every word of the vocabulary; NaN for words that are too rare."""
     num_blocks = int(block_of_word.max(initial=0)) + 1
     cell = word_ids.astype(np.int64) * num_blocks + block_of_word
     pairs, inverse = np.unique(cell, return_inverse=True)
@@ -128,7 +130,7 @@ def _p_values(
         t = mean / error
     p = np.full(num_types, np.nan)
     is_tested = (total >= MIN_TOKENS) & (blocks >= MIN_BLOCKS)
-    t[is_tested & (error == 0)] = 0.0  # the same loss everywhere
+    t[is_tested & (error == 0)] = 0.0  # equal differences in all blocks: not significant
     for count in np.unique(blocks[is_tested]):
         chosen = is_tested & (blocks == count)
         p[chosen] = two_sided_p(t[chosen], int(count) - 1)

@@ -13,7 +13,7 @@ from zipflm.config import Nesterov, TransformerDecoder
 from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
 from zipflm.studies.findings import paper_dataset, summary
-from zipflm.studies.statistics import FEW_BLOCKS
+from zipflm.studies.statistics import FEW_BLOCKS, MIN_INTERVAL_BLOCKS
 from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import duration, millions, number
 from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS
@@ -44,8 +44,8 @@ def headline(study: Study) -> str:
         return f"{best.label}: {name} {_number(study, best)}"
     if not study.differences:
         return (
-            f"{best.label} has the lowest {name}, {_number(study, best)}; the text is too short to "
-            "tell whether differences are significant"
+            f"{best.label} has the lowest {name}, {_number(study, best)}; this text cannot show "
+            "whether differences are significant"
         )
     if not rest:
         return (
@@ -78,13 +78,18 @@ def _number(study: Study, row: ModelRow) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _range(numbers: Sequence[int]) -> str:
+    """`2` or `1 to 3`, from ascending numbers."""
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
 def lead(study: Study) -> str:
-    """Describe the models, seeds, text and settings of the study in a few sentences."""
+    """Describe the number of models and seeds, the text and the settings in a few sentences."""
     total, seeds = len(study.rows), sorted({len(row.members) for row in study.rows})
     tokens = sum(b.tokens for b in study.word_bins)
     parts = [
         unfinished(study) if study.missing else "1 model" if total == 1 else f"{total} models",
-        f"{' to '.join(map(str, seeds))} seed{'s' if seeds != [1] else ''} each",
+        f"{_range(seeds)} seed{'s' if seeds != [1] else ''} each",
         f"{tokens:,} words of the {study.split} set",
         *(str(value) for key, value in study.protocol.items() if key in ("data", "training")),
     ]
@@ -94,15 +99,13 @@ def lead(study: Study) -> str:
     if changes := _differences_from_paper(study):
         text += f" Different from the paper: {join(changes)}."
     if study.differences and any(len(row.scored) == 1 for row in study.finished):
-        text += (
-            " One seed per model: intervals cover the variation between texts, but not between "
-            "seeds."
-        )
+        subject = "One seed per model" if seeds == [1] else "Models with one seed"
+        text += f" {subject}: intervals cover the variation between texts, but not between seeds."
     return text
 
 
 def _differences_from_paper(study: Study) -> list[str]:
-    """List decoder settings, except sizes and rates, and optimizers that differ from the paper."""
+    """List optimizers and decoder settings, except sizes and rates, that differ from the paper."""
     configs = [member.config for row in study.rows for member in row.members]
     paper_decoder = preset("wikitext-103").decoder
     settings = [
@@ -117,7 +120,7 @@ def _differences_from_paper(study: Study) -> list[str]:
 
 
 def tiles(study: Study) -> list[tuple[str, str, str]]:
-    """Return key figures: a number, its model and a description."""
+    """Return the key figures at the top of the page: a number, its model and a description."""
     if study.missing:
         state, _, number_done = unfinished(study).partition(": ")
         return [(number_done, state, f"missing: {join(study.missing)}")]
@@ -157,24 +160,29 @@ def findings(study: Study) -> list[str]:
 
 
 def rarest(bins: Sequence[FrequencyBin]) -> FrequencyBin | None:
-    """Return the bin of the rarest words; None if all words are frequent."""
+    """Return the bin of words seen 1 to 10 times in training, else 11 to 100 times, else None."""
     return next((b for b in bins if b.name in (RARE, "11-100") and b.tokens), None)
 
 
 def _about_intervals(study: Study) -> str:
     pairs = len(study.differences)
     if not pairs:
-        return "The text is too short for intervals."
-    seeds = min(len(row.scored) for row in study.finished)
+        if len(study.blocks) < MIN_INTERVAL_BLOCKS:
+            return "The text is too short for intervals."
+        return (
+            "No pair of models has an interval, because differences change from one part of "
+            "the text to another."
+        )
+    seeds = sorted({len(row.scored) for row in study.finished})
     text = (
-        f"Intervals cover the variation between texts and between the {seeds} seeds."
-        if seeds > 1
-        else "Intervals cover only the variation between texts; another seed could change the "
-        "order of models with similar results."
+        f"Intervals cover the variation between texts and between {_range(seeds)} seeds."
+        if seeds[0] > 1
+        else "With one seed, intervals cover only the variation between texts; another seed could "
+        "change the order of models with similar results."
     )
     if missing := math.comb(len(study.finished), 2) - pairs:
         text += (
-            f" {missing} of {pairs + missing} pairs have no interval, because their difference "
+            f" {missing} of {pairs + missing} pairs have no interval, because the difference "
             "changes from one part of the text to another."
         )
     if len(study.blocks) < FEW_BLOCKS:
@@ -190,8 +198,8 @@ def caption(study: Study) -> str:
     )
     if study.differences:
         text += (
-            " The column 'to the best' shows the difference from the best model on the same text, "
-            "with its 95% interval; it is not significant if the interval includes zero."
+            " The column 'vs. best' shows the difference from the best model on the same text and "
+            "its 95% interval; a difference is not significant if the interval includes zero."
         )
     if study.has_unknown:
         text += (
@@ -200,7 +208,7 @@ def caption(study: Study) -> str:
         )
     if any(row.paper for row in study.rows):
         text += (
-            f" The columns 'the paper's' show its published results on {DATASETS[study.dataset]}; "
+            f" The columns 'the paper's' show the published results on {DATASETS[study.dataset]}; "
             "compare perplexities only on the same text."
         )
     return text
@@ -219,6 +227,8 @@ def words_caption(study: Study) -> str:
 
 
 def interval_caption(study: Study) -> str:
+    if len(study.blocks) < MIN_INTERVAL_BLOCKS:
+        return "The text is too short for 95% intervals."
     return f"95% intervals are computed from {study.blocks.describe()}."
 
 
