@@ -180,7 +180,7 @@ class Checkpoint:
         shutil.rmtree(doomed)
 
     def set_aside(self) -> Path:
-        """Rename a damaged checkpoint so that it is no longer listed; return the new path."""
+        """Rename a damaged checkpoint, so that it is no longer listed. Return the new path."""
         aside = self.path.with_name(f".damaged-{self.name}")
         shutil.rmtree(aside, ignore_errors=True)  # from an earlier attempt
         os.rename(self.path, aside)

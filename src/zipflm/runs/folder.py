@@ -197,8 +197,7 @@ class RunFolder:
                 checkpoint.remove()
 
     def set_aside(self, update: int) -> list[Path]:
-        """Rename all checkpoints after `update`, which the caller found to be damaged; return their
-        new paths."""
+        """Rename all checkpoints after `update`, which are damaged. Return the new paths."""
         return [c.set_aside() for c in self.checkpoints() if c.update > update]
 
     def _clean(self) -> None:
@@ -234,12 +233,12 @@ def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
     if choice is not None:
         raise ValueError(f"checkpoint={choice}: {path} is already a checkpoint; omit this option")
     run = RunFolder(path.resolve().parent.parent)
-    # For a checkpoint that was copied out of its run, the checkpoint itself takes its place.
+    # If it was copied out of its run, the checkpoint folder takes the place of the run folder.
     return (run if run.holds_a_run else RunFolder(path)), Checkpoint(path)
 
 
 def parse_choice(text: str | None) -> Choice | None:
-    """Parse a choice given as text."""
+    """Parse `newest`, `best` or a number of updates. None is returned unchanged."""
     if text is None or text == "newest" or text == "best":
         return text  # type: ignore[return-value]
     if not (text.isascii() and text.isdigit()):

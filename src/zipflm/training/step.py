@@ -100,7 +100,7 @@ class LossScale:
 
 
 class UpdateResult(NamedTuple):
-    """Results of an update, summed over all processes."""
+    """Results of an update over all processes."""
 
     nll: float
     """Summed nll of all scored tokens, in nats."""
