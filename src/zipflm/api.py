@@ -85,7 +85,7 @@ def prepare(
         bpe=bpe,
         bpe_codes=bpe_codes,
         splitting=splitting_of(words, lowercase, vocabulary, bpe_codes),
-        errors=errors,  # type: ignore[arg-type]  # checked there
+        errors=errors,  # type: ignore[arg-type]  # checked by the callee
         encoding=encoding,
         ids=bool(ids),
         names=names,
@@ -282,10 +282,10 @@ def evaluate(
     options = ScoringOptions(
         block=block,
         context=context,
-        break_mode=break_mode,  # type: ignore[arg-type]  # checked there
+        break_mode=break_mode,  # type: ignore[arg-type]  # checked by the callee
         batch_tokens=batch_tokens,
         device=device,
-        dtype=dtype,  # type: ignore[arg-type]  # checked there
+        dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
         memory=(memory,) if isinstance(memory, str) else tuple(memory),
     )
     with distributed.started(device) as process:
@@ -297,7 +297,7 @@ def evaluate(
             checkpoint=_choice(checkpoint),
             options=options,
             encoding=encoding,
-            errors=errors,  # type: ignore[arg-type]  # checked there
+            errors=errors,  # type: ignore[arg-type]  # checked by the callee
             share=process,
         )
 
@@ -422,7 +422,7 @@ def _read_overrides(path: Path) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value  # numpy and torch
+    value = value.tolist() if hasattr(value, "tolist") else value  # arrays and tensors
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
@@ -500,7 +500,7 @@ def build_memory(
         Path(out),
         split=split,
         max_keys=max_keys,
-        dtype=dtype,  # type: ignore[arg-type]  # checked there
+        dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
         index=index,
         options=ScoringOptions(block=block, context=context, device=device),
         say=say or (lambda text: None),
