@@ -30,7 +30,7 @@ from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Position
 from zipflm.settings import override
 from zipflm.training import distributed, optimizers, step, throughput
-from zipflm.training.cuda_graphs import Updates
+from zipflm.training.cuda_graphs import UpdateRunner
 from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 from zipflm.training.stream import Stream, accumulation
@@ -72,7 +72,7 @@ def measure(
     num_batches = accumulation(config, process)
     tokens = text(config.vocab_size, config.training.tokens_per_update * (steps + 10))
     stream = Stream(config, tokens, process, Position(), config.batches.block)
-    updates = Updates(learner, config)
+    updates = UpdateRunner(learner, config)
     optimizers.set_rates(learner.optimizers, 1e-3)
     for _ in range(5):  # compiles, allocates, fills the loader, records the graph
         updates([stream.next() for _ in range(num_batches)])
@@ -92,7 +92,7 @@ def measure(
 
 
 def _full_steps(
-    learner: step.Learner, updates: Updates, stream: Stream, num_batches: int, steps: int
+    learner: step.Learner, updates: UpdateRunner, stream: Stream, num_batches: int, steps: int
 ) -> dict[str, float]:
     """Time full steps as in the training loop."""
     results = step.ResultReader()

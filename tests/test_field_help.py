@@ -1,5 +1,6 @@
 """Every field of a config is shown with its help, in a form that overrides take."""
 
+from zipflm.config import AdamW
 from zipflm.field_help import as_override, describe_type, field_docs, fields_of
 from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, preset
 from zipflm.presets.recipes import RECIPES, apply
@@ -28,7 +29,8 @@ def test_every_field_of_every_preset_has_help():
 
 def test_help_is_inherited_and_may_be_replaced():
     docs = field_docs(type(preset("demo", "ADP-T").training.optimizer))
-    assert "except the embedding tables" in docs["lr"] and docs["momentum"] == "Momentum of Muon."
+    assert docs["table_lr"] == field_docs(AdamW)["table_lr"]
+    assert "except tables and the matrices" in docs["lr"] != field_docs(AdamW)["lr"]
 
 
 def test_describes_types_and_values():

@@ -5,8 +5,9 @@
     run = zipflm.train("tiny/ADP-T", {"training.max_updates": 500}, data=data, out="runs/first")
     print(zipflm.evaluate(run, data=data, split="valid").perplexity)
 
-Arguments have the names and defaults of the command-line options. Overrides are a dict, or a list
-of `key=value` and `@file` (a file of such lines).
+Arguments are named after the command-line options, except `from_run` (`--from`) and `break_mode`
+(`--break`), and have the same defaults, except that `prepare` uses one process. Overrides are a
+dict, or a list of `key=value` and `@file` (a file of such lines).
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ def prepare(
     file, or a run, checkpoint or data folder, whose splitting into words and sub-words is then
     used as well. With more than one process (None: one per core), call this under
     `if __name__ == "__main__":`. `report` is a progress callback. It is called with the current
-    task, the number of bytes just read, and the total if known.
+    task, the number of bytes just read, and the total number of bytes, or None if unknown.
     """
     from zipflm.data.prepare import Options, prepare_corpus
-    from zipflm.data.prepare import prepare as make
+    from zipflm.data.prepare import prepare as prepare_texts
     from zipflm.data.scan import default_processes
 
     training = _sources(texts)
@@ -84,7 +85,7 @@ def prepare(
         bpe=bpe,
         bpe_codes=bpe_codes,
         splitting=splitting_of(words, lowercase, vocabulary, bpe_codes),
-        errors=errors,  # type: ignore[arg-type]  # checked there
+        errors=errors,  # type: ignore[arg-type]  # checked by the callee
         encoding=encoding,
         ids=bool(ids),
         names=names,
@@ -101,7 +102,7 @@ def prepare(
     if report is not None:
         reading["report"] = report
     if corpus is None:
-        return make(out, splits, options, **reading)
+        return prepare_texts(out, splits, options, **reading)
     if any(splits.values()):
         raise ValueError(f"corpus={corpus}: cannot be combined with other texts; leave them out")
     return prepare_corpus(out, corpus, options, cache=cache, **reading)
@@ -113,7 +114,11 @@ def splitting_of(
     vocabulary: Source | None = None,
     bpe_codes: Source | None = None,
 ) -> Splitting:
-    """Return the given rule, or the rule stored next to a vocabulary file."""
+    """Return the rule for splitting text into words: the given one, or by default the one stored
+    next to a vocabulary file.
+
+    Raises ValueError if the vocabulary has sub-words and `bpe_codes` is missing.
+    """
     from zipflm.config import PLAIN, Rule, Splitting
     from zipflm.data.folder import CODES_FILE, METADATA_FILE, SPLITTING_FILE, read_metadata
     from zipflm.settings import read_record
@@ -153,19 +158,23 @@ def train(
     """Train a model and return its run, for `load` and `evaluate`.
 
     Pass `from_run` instead of a preset to start from the config and weights of another run or
-    checkpoint, with a new optimizer and schedule. In that case, `data` must be prepared with the
-    vocabulary of that run.
+    checkpoint, with a new optimizer state and the schedule from its start. In that case, `data`
+    must be prepared with the vocabulary of that run.
 
-    Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt. Use `resume=True` to continue.
+    `resume=True` continues the run in `out`. `resume_if_any=True` does the same, but starts a new
+    run if `out` does not have one.
+
+    After the first update, Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt. The
+    same happens if the program that reads stdout exits.
     """
     from zipflm.runs.folder import RunFolder
     from zipflm.training import distributed
-    from zipflm.training.trainer import train as run
+    from zipflm.training.trainer import train as train_run
 
     run_folder, changes = RunFolder(Path(out)), assignments(overrides)
-    continues = (resume or resume_if_any) and run_folder.holds_a_run
+    is_resumed = (resume or resume_if_any) and run_folder.holds_a_run
 
-    def read() -> tuple[DataFolder, Config, Checkpoint | None]:
+    def read_inputs() -> tuple[DataFolder, Config, Checkpoint | None]:
         if resume and not resume_if_any and not run_folder.holds_a_run:
             raise ValueError(
                 f"resume=True: no run in {run_folder.path}; check the path, or leave it out to "
@@ -180,13 +189,13 @@ def train(
             from_run,
             checkpoint,
             on_cpu=process.device.type == "cpu",
-            held=run_folder.config() if continues else None,
+            held=run_folder.config() if is_resumed else None,
         )
         return folder, config, initial
 
     with distributed.started(device, stall_seconds) as process:
-        folder, config, initial = process.run_on_all(read)
-        is_finished = run(
+        folder, config, initial = process.run_on_all(read_inputs)
+        is_finished = train_run(
             config,
             folder,
             run_folder.path,
@@ -212,7 +221,10 @@ def _plan(
     on_cpu: bool,
     held: Config | None,
 ) -> tuple[Config, Checkpoint | None]:
-    """Return the config of the run, and the checkpoint with its initial weights, if any."""
+    """Return the config of the run, and the checkpoint with its initial weights, if any.
+
+    `held` is the config of a run that is resumed.
+    """
     from dataclasses import replace
 
     from zipflm.presets.recipes import resolve
@@ -256,11 +268,12 @@ def evaluate(
     checkpoint: Choice | str | None = None,
     memory: str | Sequence[str] = (),
 ) -> Evaluation:
-    """Compute the perplexity of a run on a split (test by default) or a text.
+    """Compute the perplexity of a run on a split (test by default) of `data`, or on a text file.
 
-    `memory` is mixed with the model: `cache:2000`, a store folder, or a list of them.
+    The predictions of `memory` are mixed with those of the model. It is a cache of recent tokens
+    (`cache:2000`), a folder from `build_memory`, or a list of them.
 
-    With torchrun, each process scores a part of the text, and all return the result.
+    With torchrun, each process scores a part of the text, and all return the same result.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.evaluation.evaluate import evaluate as score
@@ -269,10 +282,10 @@ def evaluate(
     options = ScoringOptions(
         block=block,
         context=context,
-        break_mode=break_mode,  # type: ignore[arg-type]  # checked there
+        break_mode=break_mode,  # type: ignore[arg-type]  # checked by the callee
         batch_tokens=batch_tokens,
         device=device,
-        dtype=dtype,  # type: ignore[arg-type]  # checked there
+        dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
         memory=(memory,) if isinstance(memory, str) else tuple(memory),
     )
     with distributed.started(device) as process:
@@ -284,7 +297,7 @@ def evaluate(
             checkpoint=_choice(checkpoint),
             options=options,
             encoding=encoding,
-            errors=errors,  # type: ignore[arg-type]  # checked there
+            errors=errors,  # type: ignore[arg-type]  # checked by the callee
             share=process,
         )
 
@@ -307,15 +320,16 @@ def compare(
     device: str | None = None,
     stall_seconds: float = STALL_SECONDS,
 ) -> FinishedStudy:
-    """Train several factorizations on the same text and report where each one wins.
+    """Train several factorizations on the same text and write a report that compares them.
 
-    The default is all eight factorizations. With `decoders` (`transformer`, `gcnn`, `lstm`,
-    `qrnn`), one factorization is trained with each of these decoders instead. `grid` lists settings
-    with values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values with the
-    lowest loss on the validation set. With `memory` (`cache:2000`), every model is also scored with
-    that memory. The result contains the study, the path of the report and the failures.
+    A factorization is a combination of input and output layers, such as `ADP-T`. The default is all
+    eight factorizations of the paper. With `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`), one
+    factorization is trained with each of these decoders instead. `grid` lists settings with values
+    to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values with the lowest loss
+    on the validation set. With `memory` (`cache:2000`), every model is also scored with that cache.
+    The result contains the study, the path of the report and the failures.
     """
-    from zipflm.studies.compare import compare as run
+    from zipflm.studies.compare import compare as run_study
     from zipflm.studies.plan import Request
     from zipflm.training import distributed
 
@@ -338,7 +352,7 @@ def compare(
         memory=tuple(memory),
     )
     with distributed.started(device, stall_seconds):
-        return run(request, device=device)
+        return run_study(request, device=device)
 
 
 def report(
@@ -351,10 +365,10 @@ def report(
     checkpoint: Choice | str | None = None,
     device: str | None = None,
 ) -> FinishedStudy:
-    """Write a report with losses by word frequency, figures and word lists.
+    """Score runs and write a report with losses by word frequency, figures and word lists.
 
-    `runs` are run folders or checkpoints, or a study folder, whose report is written again from the
-    saved scores.
+    `runs` is a run folder or checkpoint, or a list of them. It can also be a study folder, whose
+    report is written again from the saved scores.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.studies.analyze import analyze, is_study, redraw
@@ -391,10 +405,10 @@ def assignments(overrides: Overrides) -> list[str]:
         raise ValueError(f"overrides={overrides}: must be a list or a dict, not a string")
     if isinstance(overrides, Mapping):
         return [f"{key}={as_override(_plain(value))}" for key, value in overrides.items()]
-    found: list[str] = []
+    result: list[str] = []
     for text in overrides:
-        found += _read_overrides(Path(text[1:])) if text.startswith("@") else [text]
-    return found
+        result += _read_overrides(Path(text[1:])) if text.startswith("@") else [text]
+    return result
 
 
 def _read_overrides(path: Path) -> list[str]:
@@ -408,7 +422,7 @@ def _read_overrides(path: Path) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value  # numpy and torch
+    value = value.tolist() if hasattr(value, "tolist") else value  # arrays and tensors
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
@@ -469,10 +483,12 @@ def build_memory(
     device: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> StoreInfo:
-    """Build a store for `memory=`: every token of a split, with the hidden state that predicts it.
+    """Build a store for `memory=` of `evaluate`: the tokens of a split, each with the hidden state
+    that predicts it as its key.
 
-    `index` builds an index for search on a CPU, which needs faiss. By default, stores of 2 million
-    keys or more get an index. `say` is called with progress messages.
+    With `max_keys`, only the first `max_keys` tokens are stored. `index` builds an index for search
+    on a CPU, which needs faiss. By default, stores of 2 million keys or more get an index if faiss
+    is installed. `say` is called with progress messages.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.building import build
@@ -484,7 +500,7 @@ def build_memory(
         Path(out),
         split=split,
         max_keys=max_keys,
-        dtype=dtype,  # type: ignore[arg-type]  # checked there
+        dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
         index=index,
         options=ScoringOptions(block=block, context=context, device=device),
         say=say or (lambda text: None),
@@ -502,7 +518,7 @@ def tune_memory(
     checkpoint: Choice | str | None = None,
     device: str | None = None,
 ) -> TuningResult:
-    """Tune weight, temperature and window of memories, and save them.
+    """Tune the settings of memories, such as weight and temperature, on a split, and save them.
 
     The values for a cache are saved in the run folder, the values for a store in the store.
     """

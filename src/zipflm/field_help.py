@@ -1,4 +1,4 @@
-"""Types, documentation and override syntax of the fields of frozen dataclasses."""
+"""Types, documentation and override syntax of the fields of configs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class FieldHelp:
 
 
 def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
-    """Yield all fields of a config in order. A nested config only has an entry if it is a union."""
+    """Yield all fields of a config and its nested configs in order. A nested config itself is only
+    included if its type is a union."""
     cls: Any = type(config)
     helps, hints = field_docs(cls), field_types(cls)
     for field in fields(config):

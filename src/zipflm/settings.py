@@ -1,4 +1,4 @@
-"""Read and write frozen dataclasses as JSON, and apply `key=value` overrides.
+"""Read and write records (frozen dataclasses) as JSON, and apply `key=value` overrides.
 
 Fields are plain values, enums, tuples, mappings, other dataclasses, or unions of dataclasses, in
 which the key `kind` holds the name of the class. Reading is strict: an unknown, missing or wrongly
@@ -66,7 +66,7 @@ def read_record(cls: type[T], path: Path) -> T:
 
 
 def read_value(hint: Any, path: Path) -> Any:
-    """`read_record` for any type, such as a union of records or a mapping."""
+    """Like `read_record`, for any type, such as a union of records or a mapping."""
     try:
         data = read_file(path)
     except FileNotFoundError:
@@ -91,8 +91,8 @@ def load_object(data: bytes | str) -> dict[str, Any]:
 def parse(hint: Any, value: Any, where: str = "", *, strict: bool = True) -> Any:
     """Convert a JSON value to the type `hint`.
 
-    Raises a ValueError that names the field and the expected type. Without `strict`, numbers may be
-    strings, as on a command line.
+    Raises a ValueError that names the field and the problem; `where` is a prefix for field names.
+    Without `strict`, numbers can be strings, as on a command line.
     """
     from pydantic import ValidationError
 
@@ -149,13 +149,13 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def _to_value_error(error: ValidationError, where: str) -> ValueError:
     """Convert the most relevant of pydantic's errors to `field=value: problem`."""
-    # Prefer unknown fields, because a misspelled field is also reported as missing. In a union,
-    # the deepest error belongs to the intended type.
+    # Prefer errors of unknown fields, because a misspelled field is also reported as missing. In a
+    # union, the deepest error belongs to the intended type.
     details = max(
         error.errors(include_url=False),
         key=lambda item: (item["type"] == "unexpected_keyword_argument", len(item["loc"])),
     )
-    # Without the names of classes in unions.
+    # Leave out the names of classes in unions.
     key = where + ".".join(part for part in map(str, details["loc"]) if not part[:1].isupper())
     match details["type"]:
         case "unexpected_keyword_argument":
@@ -174,11 +174,11 @@ _Assignment = tuple[list[str], str]
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
-    """Apply `key.sub=value` assignments. If a key is repeated, the last one wins.
+    """Apply assignments such as `decoder.dim=512`. If a key is repeated, the last one wins.
 
     All assignments are applied together, so that fields that must match can change in one call.
     `training.optimizer=AdamW` selects another class of a union. Fields that both classes have keep
-    their values unless these were defaults.
+    their values unless they had the default value.
     """
     pairs: list[_Assignment] = []
     for assignment in assignments:
@@ -193,8 +193,8 @@ def override(config: T, assignments: Iterable[str]) -> T:
 
 
 def keys_like(name: str, known: Sequence[str]) -> list[str]:
-    """Return the keys with the same last part as `name`, or else the closest key, or else keys that
-    end in it.
+    """Return the keys with the same last part as `name`; otherwise the key with the most similar
+    last part; otherwise all keys that end in `_` and the last part of `name`.
 
     >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
     >>> keys_like("dim", known), keys_like("num_layer", known)
@@ -219,7 +219,7 @@ def _last(key: str) -> str:
 def _build(
     cls: Any, values: dict[str, Any], pairs: Sequence[_Assignment], where: str, config: Any
 ) -> Any:
-    """Construct `cls` from values and overrides. `config` is the whole config, for suggestions."""
+    """Construct `cls` from values and overrides. `config` is the full config, for suggestions."""
     hints = field_types(cls)
     for name in dict.fromkeys(path[0] for path, _ in pairs):
         key = where + name
@@ -236,8 +236,8 @@ def _build(
         if is_dataclass(values.get(name)):
             values[name] = _nested(hints[name], values[name], direct, inner, key, config)
         elif inner:
-            whole = ".".join([key, *inner[0][0]])
-            raise ValueError(f"{unquoted(whole)}: {key} has no fields; set it directly")
+            full_key = ".".join([key, *inner[0][0]])
+            raise ValueError(f"{unquoted(full_key)}: {key} has no fields; set it directly")
         else:
             values[name] = _parse_text(hints[name], direct[-1], key)
     for name in hints:
@@ -258,8 +258,8 @@ def _nested(
     key: str,
     config: Any,
 ) -> Any:
-    """Return the new value of a field that holds a dataclass. `direct` assignments select another
-    class of a union, `inner` ones change its fields."""
+    """Return the new value of a field that holds a dataclass. The last of the `direct` assignments
+    selects a class of a union; `inner` ones change its fields."""
     cls: Any = type(record)
     values, kinds = _values(record), kinds_of(hint)
     for text in direct[-1:]:
@@ -288,7 +288,8 @@ def _parse_text(hint: Any, text: str, key: str) -> Any:
 
 
 def _split(hint: Any, text: str) -> Any:
-    """Split an override into lists; 0.3:128,0.8:256 is a list of pairs."""
+    """Split the text of an override into nested lists if the type has tuples: 0.3:128,0.8:256 is a
+    list of pairs."""
     options = options_of(hint)
     tuples = [option for option in options if get_origin(option) is tuple]
     if text == "none" and type(None) in get_args(hint):

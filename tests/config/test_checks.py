@@ -3,16 +3,16 @@ from typing import Literal
 
 import pytest
 
-from zipflm.config.checks import Checked, Fraction, Positive, require
+from zipflm.config.checks import Checked, FractionBelowOne, PositiveInt, require
 
 
 @dataclass
 class Shape(Checked):
     kind: Literal["round", "square"] = "round"
     name: str = "any text"
-    dropout: Fraction = 0.0
-    layers: Positive = 1
-    heads: Positive = 1
+    dropout: FractionBelowOne = 0.0
+    layers: PositiveInt = 1
+    heads: PositiveInt = 1
 
 
 def test_errors_name_field_value_and_remedy():

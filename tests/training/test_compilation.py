@@ -59,7 +59,7 @@ def batch_of(rows, block):
 def test_compiles_ten_models_with_two_block_lengths(backend):
     for number in range(10):
         module = Squares(width=2 + number)
-        state = Compilation([module], one_shape=True)
+        state = Compilation([module], fixed_shapes=True)
         for length in (8, 16):
             for _ in range(2):
                 before = backend.num_calls
@@ -79,7 +79,7 @@ def test_a_run_compiles_once_per_block_length(word_data, tmp_path, backend):
 
 def test_does_not_compile_without_gradients(backend):
     module = Squares()
-    state = Compilation([module], one_shape=True)
+    state = Compilation([module], fixed_shapes=True)
     with torch.no_grad():
         for length in range(2, 20):
             hidden = torch.randn(length, 3)
@@ -90,9 +90,9 @@ def test_does_not_compile_without_gradients(backend):
     assert state.is_complete
 
 
-@pytest.mark.parametrize("one_shape", [True, False])
-def test_detects_a_disabled_compiler(word_data, backend, one_shape):
-    mode = [] if one_shape else ["batches.break_mode=complete"]
+@pytest.mark.parametrize("fixed_shapes", [True, False])
+def test_detects_a_disabled_compiler(word_data, backend, fixed_shapes):
+    mode = [] if fixed_shapes else ["batches.break_mode=complete"]
     config = config_of(word_data, "training.compile=true", *mode)
     learner = build_learner(config, untrained_model(config, word_data.vocabulary), CPU)
     assert learner.compiled is True
@@ -105,7 +105,7 @@ def test_detects_a_disabled_compiler(word_data, backend, one_shape):
 
 def test_beyond_the_recompile_limit_new_versions_run_uncompiled(backend):
     module, limit = Squares(), 2
-    state = Compilation([module], one_shape=False)
+    state = Compilation([module], fixed_shapes=False)
     # Each dtype needs its own version.
     kinds = [torch.float64, torch.float32, torch.bfloat16]
     for kind in kinds:
@@ -128,7 +128,7 @@ def test_rejects_graph_breaks(backend):
             return super().forward(hidden)
 
     module = Broken()
-    Compilation([module], one_shape=True)
+    Compilation([module], fixed_shapes=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         module(torch.randn(4, 3))
 

@@ -14,7 +14,7 @@ from tests.training import failing_run
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs.folder import RunFolder
 from zipflm.training.distributed import Process, started
-from zipflm.training.failures import described
+from zipflm.training.failures import describe_error
 
 SHORT = [*SMALL, "training.max_updates=4", "training.report_every=1", "training.checkpoint_every=2"]
 ENDLESS = [*SMALL, "training.max_updates=100000", "training.report_every=1"]
@@ -61,7 +61,7 @@ def test_single_process():
     ],
 )
 def test_describes_errors_on_one_line(error, text):
-    assert described(error).startswith(text) and "\n" not in described(error)
+    assert describe_error(error).startswith(text) and "\n" not in describe_error(error)
 
 
 @multi_process

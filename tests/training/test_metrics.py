@@ -44,10 +44,10 @@ def test_skipped_updates_are_counted_but_not_summed(groups):
 def test_keeps_a_request_to_stop():
     tally = Tally()
     tally.add([result()])
-    assert not tally.stop
+    assert not tally.should_stop
     tally.add([BAD._replace(stop=1.0), result()])
     tally.take()
-    assert tally.stop
+    assert tally.should_stop
 
 
 def test_counts_training_time_compilation_and_cpu_time(monkeypatch):

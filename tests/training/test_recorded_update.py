@@ -8,7 +8,7 @@ from zipflm.config import AdamW, Muon, Nesterov
 from zipflm.data.batches import Batches
 from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
-from zipflm.training.cuda_graphs import Updates
+from zipflm.training.cuda_graphs import UpdateRunner
 from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 
@@ -44,7 +44,7 @@ def train(update, learner, batches, number=8):
 
 def test_does_not_record_on_a_cpu(word_data):
     learner, config = learner_on("cpu", word_data, Nesterov())
-    updates = Updates(learner, config)
+    updates = UpdateRunner(learner, config)
     results = train(updates, learner, batches_on("cpu", word_data, config))
     other, _ = learner_on("cpu", word_data, Nesterov())
     expected = train(
@@ -65,7 +65,7 @@ def test_recorded_updates_equal_plain_ones(word_data, optimizer, precision):
     dropouts = ["decoder.dropout=0.1", "decoder.relu_dropout=0.1", "decoder.attention_dropout=0.1"]
     learner, config = learner_on("cuda", word_data, optimizer, *overrides, *dropouts)
     batches = batches_on("cuda", word_data, config)
-    updates = Updates(learner, config)
+    updates = UpdateRunner(learner, config)
     results = train(updates, learner, batches)
     assert updates.is_recorded
     plain, _ = learner_on("cuda", word_data, optimizer, *overrides, *dropouts)
@@ -88,7 +88,7 @@ def test_records_recomputation(word_data, mode):
     for what in ("none", mode):
         more = f"training.recompute={what}"
         learner, config = learner_on("cuda", word_data, Nesterov(), *overrides, more)
-        updates = Updates(learner, config)
+        updates = UpdateRunner(learner, config)
         results.append(train(updates, learner, batches_on("cuda", word_data, config)))
         assert updates.is_recorded and learner.compiled
     for theirs, ours in zip(*results, strict=True):
@@ -100,7 +100,7 @@ def test_records_recomputation(word_data, mode):
 def test_records_again_for_another_shape(word_data):
     learner, config = learner_on("cuda", word_data, Nesterov(), "training.compile=true")
     batches = batches_on("cuda", word_data, config)
-    updates = Updates(learner, config)
+    updates = UpdateRunner(learner, config)
     train(updates, learner, batches)
     assert updates.is_recorded
     updates(batches[:1])

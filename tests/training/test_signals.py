@@ -65,14 +65,14 @@ def test_prints_one_message(seen, capfd):
         assert stop.is_requested and message.count("\n") == 1
         assert "stopping after this update" in message
         signal.raise_signal(signal.SIGINT)
-    with StopSignal(is_alone=False) as stop:
+    with StopSignal(is_single_process=False) as stop:
         stop.arm()
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""
 
 
 def test_ignores_signals_forwarded_by_torchrun(seen):
-    with StopSignal(is_alone=False) as stop:
+    with StopSignal(is_single_process=False) as stop:
         for number in (*BOTH, *BOTH):
             signal.raise_signal(number)
         assert stop.is_requested and seen == []

@@ -1,6 +1,6 @@
-"""Bounds of config fields, and JSON schemas of unions of configs.
+"""Bounds of config fields, and schemas for unions of configs in JSON.
 
-pydantic is imported only when a file is read, so that layers work without it.
+pydantic is imported only when a file or an override is parsed, so that layers work without it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ def require(condition: bool, field: str, value: object, remedy: str) -> None:
 
 @dataclass(frozen=True)
 class Bound:
-    """A condition on a field, used as metadata of its type."""
+    """A condition on a field and the message if it does not hold, as metadata of the field's
+    type."""
 
     holds: Callable[[Any], bool]
     remedy: str
 
 
-Positive = Annotated[int, Bound(lambda n: n >= 1, "must be at least 1")]
-Count = Annotated[int, Bound(lambda n: n >= 0, "must be 0 or more")]
-Fraction = Annotated[float, Bound(lambda x: 0 <= x < 1, "must be in [0, 1)")]
-Share = Annotated[float, Bound(lambda x: 0 <= x <= 1, "must be a fraction, 0 to 1")]
-AboveZero = Annotated[float, Bound(lambda x: 0 < x < math.inf, "must be a finite number above 0")]
-NotNegative = Annotated[
+PositiveInt = Annotated[int, Bound(lambda n: n >= 1, "must be at least 1")]
+NonNegativeInt = Annotated[int, Bound(lambda n: n >= 0, "must be 0 or more")]
+FractionBelowOne = Annotated[float, Bound(lambda x: 0 <= x < 1, "must be in [0, 1)")]
+Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "must be a fraction, 0 to 1")]
+PositiveFloat = Annotated[
+    float, Bound(lambda x: 0 < x < math.inf, "must be a finite number above 0")
+]
+NonNegativeFloat = Annotated[
     float, Bound(lambda x: 0 <= x < math.inf, "must be a finite number, 0 or more")
 ]
 
@@ -48,7 +51,7 @@ class Checked:
             self.require(name, bound.holds(getattr(self, name)), bound.remedy)
 
     def require(self, field: str, condition: bool, remedy: str) -> None:
-        """Raise ValueError unless the condition holds. `field` may be a path (`input.sparse`)."""
+        """Raise ValueError unless the condition holds. `field` can be a path (`input.sparse`)."""
         if not condition:
             require(False, field, operator.attrgetter(field)(self), remedy)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from zipflm.config.checks import ByKind, Checked, Fraction, Positive
+from zipflm.config.checks import ByKind, Checked, FractionBelowOne, PositiveInt
 
 
 class Decoder(Checked, ABC):
@@ -19,10 +19,10 @@ class Decoder(Checked, ABC):
     dim: int
     dropout: float
     has_constant_state = True
-    """True if the size of the state does not depend on the number of words. Such a decoder never
-    drops the start of a text, and can carry its state from one training batch to the next."""
+    """True if the size of the state does not depend on the length of the text. Such a decoder can
+    read texts of any length, and carry its state from one update to the next."""
     is_compilable = True
-    """True if `torch.compile` can compile the whole decoder."""
+    """True if `torch.compile` can compile the decoder."""
 
     @property
     def output_dim(self) -> int:
@@ -39,7 +39,7 @@ class Decoder(Checked, ABC):
         """Return the number of trainable parameters by part."""
 
     def products(self, block: int) -> float:
-        """Return the number of multiply-adds per token: each weight is used once."""
+        """Return the number of multiply-adds per token, by default one per weight."""
         return sum(self.params().values())
 
     @abstractmethod
@@ -54,24 +54,24 @@ class TransformerDecoder(Decoder):
     is_default_kind = True
     has_constant_state = False
 
-    dim: Positive = 1024
+    dim: PositiveInt = 1024
     """Model width."""
-    num_layers: Positive = 16
+    num_layers: PositiveInt = 16
     """Number of layers."""
-    num_heads: Positive = 16
+    num_heads: PositiveInt = 16
     """Number of attention heads."""
-    ffn_dim: Positive = 4096
+    ffn_dim: PositiveInt = 4096
     """Inner width of the feed-forward blocks."""
-    dropout: Fraction = 0.3
+    dropout: FractionBelowOne = 0.3
     """Dropout on the input and on the outputs of attention and feed-forward."""
-    attention_dropout: Fraction = 0.1
+    attention_dropout: FractionBelowOne = 0.1
     """Dropout on attention weights."""
-    relu_dropout: Fraction = 0.1
+    relu_dropout: FractionBelowOne = 0.1
     """Dropout after the activation of the feed-forward."""
     final_norm: bool = False
-    """Norm after the last layer. The paper has none."""
+    """Add a norm after the last layer. The paper has none."""
     init: Literal["paper", "fairseq", "zero-output"] = "paper"
-    """Initialization. `paper`: Xavier, biases 0. `fairseq`: the rules of its later code, with
+    """Initialization. `paper`: Xavier, biases 0. `fairseq`: the rules of fairseq's later code, with
     PyTorch's defaults for the feed-forward. `zero-output`: like `paper`, but the output matrices of
     attention and feed-forward start at 0."""
     positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
@@ -81,11 +81,11 @@ class TransformerDecoder(Decoder):
     activation: Literal["relu", "relu_squared"] = "relu"
     """Activation of the feed-forward."""
     norm: Literal["layer", "rms"] = "layer"
-    """Norm of attention and feed-forward. `rms` has no weights."""
+    """Type of all norms: LayerNorm, or RMSNorm without weights."""
     norm_position: Literal["before", "after"] = "before"
     """`before`: pre-norm, as in the paper. `after`: post-norm, as in the original Transformer."""
     bias: bool = True
-    """Biases in attention and feed-forward."""
+    """Use biases in attention and feed-forward."""
     input_residual: bool = False
     """Add the decoder's input to the input of every layer, with learned weights."""
     value_residual: bool = False
@@ -154,13 +154,13 @@ class TransformerDecoder(Decoder):
 class GatedConvolutionDecoder(Decoder):
     """Causal convolutions with gated linear units (Dauphin et al., 2017)."""
 
-    dim: Positive
+    dim: PositiveInt
     """Width of the input."""
     blocks: tuple[tuple[int, int, int], ...]
     """(kernel, width, bottleneck) of each residual block. A block with bottleneck 0 is a single
-    convolution. Others have three: two of kernel size 1 around one of size `kernel` and the width
-    of the bottleneck."""
-    dropout: Fraction = 0.2
+    convolution. Others have three: a convolution of size `kernel` in the width of the bottleneck,
+    between two of size 1."""
+    dropout: FractionBelowOne = 0.2
     """Dropout on the input of each convolution."""
 
     def __post_init__(self) -> None:
@@ -196,8 +196,11 @@ class GatedConvolutionDecoder(Decoder):
         return {"convolutions": convolutions} | ({"residuals": residuals} if residuals else {})
 
     def describe(self) -> str:
-        words = 1 + sum(kernel - 1 for kernel, _, _ in self.blocks)
-        return f"{self.depth} blocks of gated convolutions, width {self.output_dim}, {words} words"
+        context = 1 + sum(kernel - 1 for kernel, _, _ in self.blocks)
+        return (
+            f"{self.depth} blocks of gated convolutions, width {self.output_dim}, "
+            f"context of {context} tokens"
+        )
 
 
 def convolutions_of(
@@ -215,13 +218,13 @@ class LSTMDecoder(Decoder):
 
     is_compilable = False
 
-    dim: Positive
+    dim: PositiveInt
     """Width of the input and of the output of each layer."""
-    hidden_dim: Positive
+    hidden_dim: PositiveInt
     """Number of cells per layer."""
-    num_layers: Positive = 1
+    num_layers: PositiveInt = 1
     """Number of layers."""
-    dropout: Fraction = 0.25
+    dropout: FractionBelowOne = 0.25
     """Dropout on the input of each layer and on the output."""
 
     def __post_init__(self) -> None:
@@ -251,15 +254,16 @@ class LSTMDecoder(Decoder):
 class QRNNDecoder(Decoder):
     """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017; Merity et al., 2018)."""
 
-    dim: Positive
+    dim: PositiveInt
     """Width of the input and of the last layer."""
-    hidden_dim: Positive
+    hidden_dim: PositiveInt
     """Width of the other layers."""
-    num_layers: Positive = 4
+    num_layers: PositiveInt = 4
     """Number of layers."""
-    window: Positive = 2
-    """Number of words that the gates of the first layer see. Later layers see one."""
-    dropout: Fraction = 0.1
+    window: PositiveInt = 2
+    """Number of tokens that the gates of the first layer see. Later layers see only the current
+    one."""
+    dropout: FractionBelowOne = 0.1
     """Dropout on the input of each layer and on the output."""
 
     @property

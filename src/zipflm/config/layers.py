@@ -13,20 +13,20 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated
 
-from zipflm.config.checks import ByKind, Checked, Count, Fraction, Positive
+from zipflm.config.checks import ByKind, Checked, FractionBelowOne, NonNegativeInt, PositiveInt
 from zipflm.config.text import Unit
 from zipflm.messages import quoted
 from zipflm.model.bands import Bands
 
 TextShare = Callable[[int, int], float]
-"""share(first, end) returns the fraction of the running text with ids in [first, end)."""
+"""share(first, end) returns the fraction of the tokens in a text that have ids in [first, end)."""
 
 NUM_BYTES = 257
-"""Rows of a byte table: 0 for padding, then 256 values."""
+"""Rows of a byte table: one for padding, then one per byte value."""
 NUM_MARKERS = 2
-"""Additional rows for the start and end of a word."""
+"""Additional rows for the markers of the start and end of a word."""
 _FIRST_WORD = 4
-"""Id of the first word after the special tokens."""
+"""Id of the first word, after the special tokens."""
 
 
 class Tie(StrEnum):
@@ -57,6 +57,8 @@ class Tie(StrEnum):
 
 
 class Layer(Checked, ABC):
+    """Base class of input and output layers."""
+
     def bands(self, vocab_size: int) -> Bands | None:
         """Return the bands of an adaptive layer, or None for other layers."""
         return None
@@ -67,10 +69,10 @@ class Layer(Checked, ABC):
 
 
 class InputLayer(Layer):
-    """`width` is the decoder's width."""
+    """Base class of input layers. `width` is the width of the decoder's input."""
 
     spells_words = False
-    """True if vectors are computed from the bytes of a word, once per unique word of a batch."""
+    """True if the vector of a word is computed from its bytes, once per unique word of a batch."""
     sparse = False
     """True if tables have sparse gradients."""
 
@@ -88,11 +90,11 @@ class InputLayer(Layer):
 
 
 class OutputLayer(Layer):
-    """`width` is the decoder's output width."""
+    """Base class of output layers. `width` is the width of the decoder's output."""
 
     @abstractmethod
     def tie_problem(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> str | None:
-        """Return why these weights cannot be shared with the input layer, or None if they can."""
+        """Return the reason if these weights cannot be shared with the input layer, else None."""
 
     @abstractmethod
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
@@ -107,10 +109,10 @@ class OutputLayer(Layer):
 class FixedInput(InputLayer):
     """One table for all words or sub-words, projected if its width is not the decoder's."""
 
-    dim: Positive
+    dim: PositiveInt
     """Width of the table."""
     sparse: bool = False
-    """Update only the rows of words that occur in the batch. For tables that are not tied."""
+    """Update only the rows of ids that occur in an update. Not for tied tables."""
 
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         return {"table": vocab_size * self.dim} | _projection_params(self.dim, width)
@@ -124,12 +126,13 @@ class FixedInput(InputLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class Banded(Layer):
-    """Common fields of adaptive layers."""
+    """Common fields of adaptive layers, which split the ids into bands by frequency. The first
+    band, the head, has the most frequent ids; the others are the tails."""
 
     cutoffs: tuple[int, ...]
     """Cumulative sizes of all bands except the last."""
-    dim: Positive
-    """Width of the head; band i has floor(dim / factor**i)."""
+    dim: PositiveInt
+    """Width of the head. Band i has width floor(dim / factor**i)."""
     factor: float = 4
     """Each band is narrower than the previous one by this factor."""
 
@@ -142,7 +145,7 @@ class AdaptiveInput(Banded, InputLayer):
     """A table and a projection per band (section 3)."""
 
     sparse: bool = False
-    """Update only the rows of words that occur in the batch. For tables that are not tied."""
+    """Update only the rows of ids that occur in an update. Not for tied tables."""
 
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         bands = self.bands(vocab_size)
@@ -166,7 +169,7 @@ class CharacterInput(InputLayer):
 
     spells_words = True
 
-    char_dim: Positive = 128
+    char_dim: PositiveInt = 128
     """Width of a byte's embedding."""
     filters: tuple[tuple[int, int], ...] = (
         (1, 128),
@@ -178,14 +181,14 @@ class CharacterInput(InputLayer):
         (7, 512),
     )
     """Kernel size in bytes and number of features of each filter."""
-    highway_layers: Count = 1
+    highway_layers: NonNegativeInt = 1
     """Number of highway layers. The paper uses 1 for WikiText-103 and 2 for Billion Word."""
-    max_bytes: Positive = 50
-    """Longer words are truncated, shorter ones padded."""
+    max_bytes: PositiveInt = 50
+    """Number of bytes to read. Longer words are truncated, shorter ones padded."""
     markers: bool = False
     """Add a start and an end marker to the bytes of each word. Markers count as bytes. The paper
     found no gain from them."""
-    predicted_words: Count = 0
+    predicted_words: NonNegativeInt = 0
     """Predict only this many ids, including special tokens (0: all). Later words are still read
     as bytes, but predicted as `<unk>`."""
 
@@ -245,10 +248,10 @@ InputConfig = Annotated[FixedInput | AdaptiveInput | CharacterInput, ByKind()]
 
 @dataclass(frozen=True, kw_only=True)
 class FullOutput(OutputLayer):
-    """One softmax over the whole vocabulary, after a projection if `dim` is not the decoder's
+    """One softmax over the full vocabulary, after a projection if `dim` is not the decoder's
     width."""
 
-    dim: Positive
+    dim: PositiveInt
     """Width of the table."""
 
     def tie_problem(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> str | None:
@@ -279,9 +282,9 @@ class FullOutput(OutputLayer):
 class AdaptiveOutput(Banded, OutputLayer):
     """A softmax over the head's words and the tail bands, and one softmax per tail band."""
 
-    tail_dropout: Fraction = 0.0
+    tail_dropout: FractionBelowOne = 0.0
     """Dropout after each tail projection (section 5.4)."""
-    input_dropout: Fraction = 0.0
+    input_dropout: FractionBelowOne = 0.0
     """Dropout on the input of the layer, including the head. Used by fairseq, not by the paper."""
     head_projection: bool = False
     """Add an unshared projection to the head; tie=head shares the input's instead. The paper found

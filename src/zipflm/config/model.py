@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zipflm.config.checks import Checked, Positive
+from zipflm.config.checks import Checked, PositiveInt
 from zipflm.config.decoder import DecoderConfig, TransformerDecoder
 from zipflm.config.layers import (
     AdaptiveInput,
@@ -24,7 +24,8 @@ from zipflm.model.bands import Bands
 
 @dataclass(frozen=True)
 class Factorization:
-    """The types of a model's layers, without sizes."""
+    """A model's representation of its vocabulary: the types of its input and output layers, whether
+    they share weights, and the unit of its ids. Sizes are not part of it."""
 
     input: type[InputConfig]
     output: type[OutputConfig]
@@ -49,8 +50,8 @@ BY_LABEL: dict[str, Factorization] = {
 class ModelConfig(Checked):
     """A complete model: input layer, decoder, output layer and tying."""
 
-    vocab_size: Positive
-    """Number of ids, including special tokens and fillers."""
+    vocab_size: PositiveInt
+    """Number of ids, including special tokens and unused ids that pad the vocabulary."""
     input: InputConfig
     decoder: DecoderConfig = field(default_factory=TransformerDecoder)
     output: OutputConfig
@@ -60,7 +61,7 @@ class ModelConfig(Checked):
     def __post_init__(self) -> None:
         object.__setattr__(self, "tie", Tie(self.tie))  # accepts the value as text
         super().__post_init__()
-        # Creating the bands checks cutoffs and widths before a model is built.
+        # Creating the bands checks cutoffs and widths.
         checks: dict[str, Callable[[], object]] = {
             "input": lambda: (self.num_predicted, self.input_bands),
             "output": lambda: self.output_bands,
@@ -133,9 +134,11 @@ class ModelConfig(Checked):
         }
 
     def products_per_token(self, share: TextShare, block: int) -> float:
-        """Return the number of multiply-adds to predict one token in a block of this length.
+        """Return the average number of multiply-adds to predict one token in a block of this
+        length.
 
-        A token only uses the weights of its band; `share` gives the frequency of each band.
+        In adaptive layers, a token only uses the weights of the head and of its own band; `share`
+        gives the frequency of each band.
         """
         decoder = self.decoder
         return (

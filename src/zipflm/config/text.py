@@ -1,11 +1,11 @@
-"""Configuration of how lines are split into words, and token streams into blocks."""
+"""Configuration of how lines are split into words, and tokens are cut into blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from zipflm.config.checks import Checked, Positive
+from zipflm.config.checks import Checked, PositiveInt
 
 Rule = Literal["whitespace", "words", "wikitext"]
 BreakMode = Literal["none", "complete", "sentence", "stream"]
@@ -15,17 +15,20 @@ Unit = Literal["word", "bpe"]
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks(Checked):
-    """Blocks of up to `block` tokens. The first `context` of them are not scored."""
+    """Rule for cutting text into blocks of up to `block` tokens. In all blocks except the first, up
+    to `context` tokens at the start are not scored. A sentence is a line of the text."""
 
     break_mode: BreakMode
-    """`none`: cut after exactly `block` tokens. `complete`: fill each block with whole sentences.
-    `sentence`: one sentence each, batched with others of similar length. `stream`: like `none`, but
-    each row of a batch continues the same row of the previous batch, and decoders with a constant
-    state keep it from batch to batch."""
-    block: Positive
-    """Maximum number of tokens per block, context included (longer sentences are not cut)."""
+    """`none`: cut after exactly `block` tokens. `complete`: fill each block with complete
+    sentences. `sentence`: one sentence per block, batched with others of similar length. `stream`:
+    like `none`, but each row of a batch (in training: of an update) continues the same row of the
+    previous one, and decoders with a constant state keep their state."""
+    block: PositiveInt
+    """Maximum number of tokens per block, context included. `complete` and `sentence` do not cut
+    longer sentences."""
     context: int = 0
-    """Number of leading tokens that are context only, because an earlier block scored them."""
+    """Number of tokens at the start of a block that are only context: an earlier block scored
+    them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +42,7 @@ class Blocks(Checked):
 
     @property
     def has_one_length(self) -> bool:
-        """True if all blocks except the last have the same length."""
+        """True if all blocks except the last of a text or segment have the same length."""
         return self.break_mode in ("none", "stream")
 
 
@@ -48,8 +51,8 @@ class Splitting(Checked):
     """The rule for splitting a line into words (implemented in `data.splitting`)."""
 
     rule: Rule = "whitespace"
-    """`whitespace`: split at white space. `words`: also split off punctuation. `wikitext`: convert
-    prose to WikiText's format (`@-@`, `@,@`, `'s`)."""
+    """`whitespace`: split at white space. `words`: also split off punctuation. `wikitext`: split
+    prose as in WikiText (`@-@`, `@,@`, `'s`)."""
     lowercase: bool = False
     """Lowercase words after splitting."""
 

@@ -1,4 +1,4 @@
-"""Configuration of batches, optimizers, schedules and whole runs."""
+"""Configuration of batches, optimizers, schedules and complete runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from zipflm.config.checks import (
-    AboveZero,
     ByKind,
     Checked,
-    Count,
     Fraction,
-    NotNegative,
-    Positive,
-    Share,
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
 )
 from zipflm.config.model import ModelConfig
 from zipflm.config.text import Blocks, BreakMode, Unit
@@ -21,25 +21,25 @@ from zipflm.config.text import Blocks, BreakMode, Unit
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig(Checked):
-    """Batching of token streams (section 4.3)."""
+    """Cutting of text into blocks and batches (section 4.3)."""
 
     unit: Unit = "word"
-    """Unit of one id. Must match the data folder."""
+    """Whether ids are words or BPE pieces. Must match the data folder."""
     break_mode: BreakMode = "none"
-    """Where to cut training text: `none` after every `block` tokens, `complete` between sentences,
-    `sentence` after every sentence, `stream` like `none`, but each row continues the same row of
-    the previous batch (see `Blocks`)."""
+    """Where to cut training text: `none` after every `block` tokens, `complete` between lines,
+    `sentence` after every line, `stream` like `none`, but each row of an update continues the same
+    row of the previous update."""
     block: int = 512
-    """Tokens in a training block."""
-    tokens: Positive = 4096
+    """Length of training blocks in tokens (maximum for `complete`)."""
+    tokens: PositiveInt = 4096
     """Maximum number of tokens per device and forward pass, padding included."""
     eval_break_mode: BreakMode = "complete"
-    """Where to cut text for scoring. Same choices, except `stream`, which only `zipflm evaluate`
+    """Where to cut text for scoring: as `break_mode`, except `stream`, which only `zipflm evaluate`
     supports."""
     eval_block: int = 512
-    """Block length for scoring."""
+    """Block length for scoring, in tokens."""
     eval_context: int = 0
-    """Tokens of each `eval_block` that serve as context and are not scored."""
+    """Number of tokens of each block after the first that are context and not scored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,9 +74,9 @@ class BatchConfig(Checked):
 class Nesterov(Checked):
     """The paper's optimizer (section 4.5). The schedule sets its learning rate."""
 
-    momentum: Fraction = 0.99
+    momentum: FractionBelowOne = 0.99
     """Momentum coefficient."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Weight decay on all weights."""
 
 
@@ -84,43 +84,50 @@ class Nesterov(Checked):
 class AdamW(Checked):
     """AdamW for all weights. The schedule multiplies the learning rates."""
 
-    lr: AboveZero = 1e-3
-    """Learning rate for everything except the embedding tables."""
-    table_lr: AboveZero = 1e-3
-    """Learning rate for the embedding tables, including bands."""
-    beta1: Fraction = 0.9
+    lr: PositiveFloat = 1e-3
+    """Learning rate for everything except tables."""
+    table_lr: PositiveFloat = 1e-3
+    """Learning rate for tables, which have one row per id, band or byte: embeddings and softmax."""
+    beta1: FractionBelowOne = 0.9
     """Decay of the running mean of gradients."""
-    beta2: Fraction = 0.95
+    beta2: FractionBelowOne = 0.95
     """Decay of the running mean of squared gradients."""
-    eps: AboveZero = 1e-8
+    eps: PositiveFloat = 1e-8
     """Added to the denominator for stability."""
-    weight_decay: NotNegative = 0.0
-    """Weight decay on matrices and tables, not on biases, norms and sparse tables."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay on matrices and tables, not on vectors (biases, norms) and sparse tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
     """Muon for the matrices of the decoder layers, AdamW for everything else."""
 
-    matrix_lr: AboveZero = 2e-3
-    """Learning rate for Muon, in AdamW units (`match_rms_adamw`)."""
-    momentum: Fraction = 0.95
+    lr: PositiveFloat = 1e-3
+    """Learning rate for everything except tables and the matrices of the decoder layers."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay on tables and on matrices outside the decoder layers, not on vectors (biases,
+    norms) and sparse tables."""
+    matrix_lr: PositiveFloat = 2e-3
+    """Learning rate for the matrices of the decoder layers. Muon's updates are scaled to the size
+    of AdamW's (`match_rms_adamw`)."""
+    momentum: FractionBelowOne = 0.95
     """Momentum of Muon."""
-    matrix_weight_decay: NotNegative = 0.0
+    matrix_weight_decay: NonNegativeFloat = 0.0
     """Weight decay on the matrices of the decoder layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosineCycles(Checked):
-    """Linear warm-up, then cosine cycles that grow longer and lower (section 4.5)."""
+    """Linear warm-up, then cosine cycles that grow longer and lower (section 4.5). With AdamW and
+    Muon, its rates are factors on the optimizer's learning rates."""
 
-    warmup_updates: Count = 16_000
+    warmup_updates: NonNegativeInt = 16_000
     """Updates until the learning rate reaches its maximum."""
-    warmup_from: NotNegative = 1e-7
+    warmup_from: NonNegativeFloat = 1e-7
     """Learning rate of the first update."""
-    first_cycle: Positive = 18_000
+    first_cycle: PositiveInt = 18_000
     """Updates of the first cycle after warm-up. Each later cycle is twice as long."""
-    max_lr: NotNegative = 1.0
+    max_lr: NonNegativeFloat = 1.0
     """Learning rate at the start of the first cycle."""
     min_lr: float = 1e-5
     """Learning rate at the end of the first cycle."""
@@ -136,16 +143,16 @@ class CosineCycles(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupDecay(Checked):
-    """Linear warm-up, constant, then decay: a factor on the learning rates."""
+    """Linear warm-up, a constant phase, then decay. Multiplies the optimizer's learning rates."""
 
-    warmup: Share = 0.02
+    warmup: Fraction = 0.02
     """Fraction of the updates spent on warm-up."""
-    decay: Share = 0.7
-    """Fraction of the updates, at the end, spent on decay."""
+    decay: Fraction = 0.7
+    """Fraction of the updates, at the end of the run, spent on decay."""
     shape: Literal["linear", "cosine"] = "linear"
     """Shape of the decay."""
-    final: Share = 0.0
-    """Final factor, as a fraction of the maximum."""
+    final: Fraction = 0.0
+    """Learning rate at the end, as a fraction of the maximum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,54 +167,56 @@ ScheduleConfig = Annotated[CosineCycles | WarmupDecay, ByKind()]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Checked):
-    """Optimization. The defaults are the paper's for WikiText-103."""
+    """Optimization, validation and checkpoints. The defaults are the paper's for WikiText-103."""
 
     optimizer: OptimizerConfig = field(default_factory=Nesterov)
     schedule: ScheduleConfig = field(default_factory=CosineCycles)
-    max_updates: Positive = 286_000
+    max_updates: PositiveInt = 286_000
     """Number of updates."""
-    epochs: NotNegative = 0.0
+    epochs: NonNegativeFloat = 0.0
     """Length of the run in passes over the training text, instead of max_updates. The schedule is
-    scaled to this length. 0: use max_updates."""
-    patience: Count = 0
-    """Stop when the validation loss has not improved for this many validations in a row. A
-    checkpoint is saved whenever it improves. 0: never stop early."""
-    tokens_per_update: Positive = 65_536
+    stretched to this length. 0: use max_updates."""
+    patience: NonNegativeInt = 0
+    """Stop when the validation loss has not improved for this many consecutive validations. A
+    checkpoint is saved whenever the loss improves. 0: never stop early."""
+    tokens_per_update: PositiveInt = 65_536
     """Tokens per update over all devices. Gradients are accumulated to reach it."""
-    clip_norm: NotNegative = 0.1
+    clip_norm: NonNegativeFloat = 0.1
     """Maximum gradient norm (0: no clipping)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float16"
     """Precision of activations and matrix products. Weights, loss and statistics stay in float32.
     On a CPU, `train` and `compare` default to float32."""
     stages: tuple[tuple[float, int], ...] = ()
-    """Block lengths early in training: pairs of (fraction of the updates where the stage ends,
-    block length), then `batches.block`. On the command line: `0.3:128,0.8:256`."""
+    """Block lengths early in training, as pairs of end and block length. Ends are fractions of the
+    updates: `0.3:128,0.8:256` uses blocks of 128 tokens up to 30% of the updates, 256 up to 80%,
+    and `batches.block` after that."""
     compile: bool = False
     """Compile the model with `torch.compile`."""
     recompute: Recompute = "none"
-    """Activations to recompute in the backward pass: queries, keys and values (`attention`) or
-    whole layers (`layer`), but never attention itself. Saves memory at the cost of time."""
+    """Activations to recompute in the backward pass: those of the attention block (`attention`) or
+    of the full layer (`layer`). The result of attention is not recomputed, except where PyTorch has
+    no fused operator for it. Saves memory at the cost of time."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: replicate the model (`ddp`) or shard it (`fsdp`)."""
     tables: Literal["replicated", "sharded"] = "replicated"
     """With several processes: `sharded` splits the rows of each word table over the processes, for
-    vocabularies too large for one device. The result is the same, and it can be changed when a run
-    is resumed."""
-    seed: Count = 1
+    vocabularies too large for one device. This does not change the model, and can be changed when a
+    run is resumed."""
+    seed: NonNegativeInt = 1
     """Seed for initial weights, data order and dropout."""
-    report_every: Positive = 100
+    report_every: PositiveInt = 100
     """Updates between log lines."""
-    validate_every: Count = 2_000
+    validate_every: NonNegativeInt = 2_000
     """Updates between validations (0: only at the end)."""
     validate_share: float = 1.0
     """Maximum fraction of the validation set to score during training. The sample is fixed, spread
-    over the whole set, and limited to a quarter of the tokens trained on since the last validation
-    (but at least 2,000 words). The whole set is scored at the end, and at validations that coincide
-    with a checkpoint."""
-    checkpoint_every: Count = 2_000
+    over the full set, and limited to a quarter of the tokens trained on between validations (but at
+    least 2,000 words). The full set is scored at the end, and at validations that coincide with a
+    checkpoint."""
+    checkpoint_every: NonNegativeInt = 2_000
     """Updates between checkpoints (0: only at the end)."""
-    max_bad_updates: Positive = 20
-    """Stop after this many non-finite losses or gradients in a row."""
+    max_bad_updates: PositiveInt = 20
+    """Stop after this many consecutive updates with a non-finite loss or gradient."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs the extra `tensorboard`)."""
 
@@ -235,7 +244,7 @@ class Config(ModelConfig):
     """Complete configuration of a run: model, batches and training."""
 
     name: str
-    """`dataset/factorization`, as on the command line."""
+    """`dataset/factorization[/size][/variant]`, as on the command line."""
     batches: BatchConfig = field(default_factory=BatchConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 

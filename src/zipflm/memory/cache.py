@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config.checks import Bound, Checked, Fraction
+from zipflm.config.checks import Bound, Checked, FractionBelowOne
 from zipflm.data.vocabulary import END
 from zipflm.memory.mixing import Matches, Retrieved, RowIndex, Temperature, unit_vectors
 
@@ -34,7 +34,7 @@ class CacheSettings(Checked):
 
     window: Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")] = 2000
     """Number of recent tokens to look up (none: all)."""
-    weight: Fraction = 0.15
+    weight: FractionBelowOne = 0.15
     """Weight of the cache in the mixture."""
     temperature: Temperature = 0.08
     """Temperature of the softmax over cosines."""

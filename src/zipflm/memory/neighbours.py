@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.config.checks import Checked, Fraction, Positive
+from zipflm.config.checks import Checked, FractionBelowOne, PositiveInt
 from zipflm.memory.mixing import Matches, Temperature, unit_vectors
 from zipflm.memory.store import INDEX_FILE, Store
 
@@ -42,9 +42,9 @@ _PROBES = 32
 class NeighbourSettings(Checked):
     """Settings of nearest neighbors in a store."""
 
-    k: Positive = 1024
+    k: PositiveInt = 1024
     """Number of neighbors to retrieve."""
-    weight: Fraction = 0.25
+    weight: FractionBelowOne = 0.25
     """Weight of the neighbors in the mixture."""
     temperature: Temperature = 0.02
     """Temperature of the softmax over cosines."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks
-from zipflm.config.checks import Checked, Positive
+from zipflm.config.checks import Checked, PositiveInt
 from zipflm.settings import read_record
 from zipflm.storage import verify_once
 
@@ -41,9 +41,9 @@ class Plan(Checked):
     """Hash of the weights of the model."""
     layer: str = "decoder output, unit length"
     """Description of the keys."""
-    dim: Positive
+    dim: PositiveInt
     dtype: KeyType
-    keys: Positive
+    keys: PositiveInt
     """Number of keys, for the first tokens of the split."""
     data: str
     split: str

@@ -22,13 +22,14 @@ from zipflm.presets.variants import variants_of
 
 @dataclass(frozen=True)
 class Dataset:
-    """Properties of a preset's dataset that are not part of the config."""
+    """Properties of the presets of a dataset that are not part of their configs."""
 
     is_of_the_paper: bool = False
-    """True if cutoffs are fixed. Those of other datasets depend on the vocabulary."""
+    """True if cutoffs are fixed. Those of other presets are scaled with the vocabulary."""
     is_for_a_cpu: bool = False
-    """True if training on a CPU takes less time than compiling."""
+    """True if the models train on a CPU in less time than it takes to compile them."""
     purpose: str = ""
+    """The column `for` of `zipflm info`."""
 
 
 DATASETS = {
@@ -38,7 +39,7 @@ DATASETS = {
     "billion-word": Dataset(
         is_of_the_paper=True, purpose="the paper's, for a billion words and 32 or 64 GPUs"
     ),
-    "wikitext-2": Dataset(purpose="a few million words; minutes on a GPU"),
+    "wikitext-2": Dataset(purpose="texts of a few million words; minutes on a GPU"),
     "toy": Dataset(is_for_a_cpu=True, purpose="a handful of sentences; seconds on a CPU"),
     "tiny": Dataset(is_for_a_cpu=True, purpose="quick experiments; a minute on a CPU"),
     "demo": Dataset(
@@ -46,7 +47,7 @@ DATASETS = {
     ),
     "small": Dataset(
         is_for_a_cpu=True,
-        purpose="a useful model of 1 to 3 million words; a quarter of an hour on a CPU",
+        purpose="texts of 1 to 3 million words; a quarter of an hour on a CPU",
     ),
 }
 FACTORIZATIONS = tuple(BY_LABEL)
@@ -57,8 +58,10 @@ def preset(
 ) -> Config:
     """Return the config of a model of the paper, or of a smaller one for less text.
 
-    `wikitext-2` trains on a GPU in minutes; `toy`, `tiny`, `demo` and `small` train on a CPU.
-    `size` scales the decoder as in the paper's Billion Word models. `variant` is one of `variants`.
+    Models for `wikitext-2` train on a GPU in minutes, those for `toy`, `tiny`, `demo` and `small`
+    on a CPU. For datasets of the paper, `size` (`base`, `large` or `very-large`) scales the decoder
+    as in the paper's Billion Word models. `variant` is one of `presets.variants(dataset,
+    factorization)`.
     """
     is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
     published = rivals.MODELS.get(dataset, {})
@@ -86,7 +89,7 @@ class Name(NamedTuple):
 
     dataset: str
     factorization: str | None
-    """None stands for all models of a dataset."""
+    """None for all models of a dataset."""
     size: str
     variant: str | None
 

@@ -1,4 +1,4 @@
-"""Families: the eight factorizations with common settings."""
+"""Families: the eight factorizations (see `config.model`) with common settings."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Layers:
 
     def config_fields(self, factorization: str) -> dict[str, Any]:
         """Return `input`, `output` and `tie` of a config."""
-        input, output, tie = self._choices()[factorization]
+        input, output, tie = self._by_factorization()[factorization]
         return {"input": input, "output": output, "tie": tie}
 
-    def _choices(self) -> dict[str, tuple[InputConfig, OutputConfig, Tie]]:
+    def _by_factorization(self) -> dict[str, tuple[InputConfig, OutputConfig, Tie]]:
         words = FixedInput(dim=self.sm_dim), FullOutput(dim=self.sm_dim)
         pieces = FixedInput(dim=self.dim), FullOutput(dim=self.dim)
         adaptive_in = AdaptiveInput(cutoffs=self.cutoffs, dim=self.dim)
@@ -74,6 +74,7 @@ class Family:
     training: TrainingConfig
 
     def member(self, factorization: str, name: str) -> Config:
+        """Return the config of one factorization."""
         unit = BY_LABEL[factorization].unit
         return Config(
             name=name,

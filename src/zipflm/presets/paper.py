@@ -62,13 +62,14 @@ SIZES = tuple(_DECODER_SIZES)
 
 
 def family(dataset: str, factorization: str, size: str) -> Family:
-    """Return the models of a dataset at one of `SIZES`, with the training of this factorization."""
+    """Return the models of a dataset at one of `SIZES`, with the batches and training settings of
+    this factorization."""
     base = _FAMILIES[dataset]
     decoder = replace(base.decoder, **_DECODER_SIZES[size])  # type: ignore[arg-type]
     batches, training = base.batches, base.training
     if dataset == "wikitext-103" and factorization in ("SM", "SM-T"):
-        # These two did not fit in memory: a quarter of the tokens per device, four batches per
-        # update.
+        # These two did not fit in memory, so the paper used a quarter of the tokens per device and
+        # accumulated four batches per update.
         batches = replace(batches, tokens=1024)
         training = replace(training, tokens_per_update=8 * 4 * 1024)
     if dataset == "billion-word" and size != "base":

@@ -1,7 +1,7 @@
 """Training recipes: functions from a complete config to a complete config.
 
-`paper` is the identity. `modern` changes the optimizer and the decoder, never the input and output
-layers, so that factorizations stay comparable.
+`paper` is the identity. `modern` changes training settings and the decoder, but not the input and
+output layers, so that factorizations stay comparable.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ def resolve(
 ) -> Config:
     """Build the config of a run from preset, recipe, vocabulary size and overrides.
 
-    With `on_cpu` the dtype defaults to float32: most CPUs are slow in other types. A resumed run
-    keeps the dtype of its own config, `held`.
+    With `on_cpu`, the dtype defaults to float32, because most CPUs are slow with other dtypes. A
+    resumed run keeps the dtype of its own config, `held`.
     """
     overrides = list(overrides)
-    _require_own_size(overrides, vocab_size)
+    _require_vocab_size(overrides, vocab_size)
     config, dataset = from_name(preset), dataset_of(preset)
     config = apply(recipe, config, dataset)
     if on_cpu or held is not None:
         dtype = "float32" if held is None else held.training.dtype
         config = replace(config, training=replace(config.training, dtype=dtype))
     if dataset.is_of_the_paper:
-        # Overrides first: they may change cutoffs that exceed the vocabulary.
+        # Overrides come first: they can change cutoffs that exceed the vocabulary.
         changed = fit_vocabulary(override(config, overrides), vocab_size)
     else:
-        # Overrides last: they take precedence over scaled cutoffs.
+        # Overrides come last: they take precedence over scaled cutoffs.
         fitted = fit_vocabulary(config, _num_predicted(overrides, vocab_size), scale_cutoffs=True)
         changed = override(replace(fitted, vocab_size=vocab_size), overrides)
     require(
@@ -104,7 +104,8 @@ def resolve(
 
 
 def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
-    """Return the number of ids to scale cutoffs to. `override` rejects invalid values later."""
+    """Return the number of predicted ids, to which cutoffs are scaled. Invalid values are ignored
+    here; `override` rejects them later."""
     for assignment in overrides:
         key, _, size = assignment.partition("=")
         if key == "input.predicted_words" and size.isdecimal() and 0 < int(size) < vocab_size:
@@ -112,7 +113,7 @@ def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
     return vocab_size
 
 
-def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
+def _require_vocab_size(overrides: Iterable[str], vocab_size: int) -> None:
     for assignment in overrides:
         key, _, size = assignment.partition("=")
         require(
@@ -127,8 +128,8 @@ def _require_own_size(overrides: Iterable[str], vocab_size: int) -> None:
 def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) -> Config:
     """Adapt a config to a vocabulary of `size` ids.
 
-    The paper's cutoffs are fixed: raises ValueError if the vocabulary is too small for them. With
-    `scale_cutoffs` they are scaled with the vocabulary instead.
+    Cutoffs do not change, and ValueError is raised if the vocabulary is too small for them. With
+    `scale_cutoffs`, they are scaled with the vocabulary instead.
     """
     if size == config.vocab_size:
         return config

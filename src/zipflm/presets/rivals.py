@@ -1,4 +1,4 @@
-"""The models that the paper compares with, and presets with other decoders.
+"""Published models that the paper compares its own with, and presets with other decoders.
 
 docs/reproduction/paper.md lists sources, published parameter counts and unpublished details.
 """
@@ -30,12 +30,17 @@ from zipflm.config import (
     WarmupDecay,
 )
 
-_WIKITEXT = 267_744
-_BILLION_WORD = 793_304
-_GATED = TrainingConfig(
+_WIKITEXT_VOCAB_SIZE = 267_744
+_BILLION_WORD_VOCAB_SIZE = 793_304
+_GATED_TRAINING = TrainingConfig(
     optimizer=Nesterov(weight_decay=5e-6), schedule=CosineCycles(), tokens_per_update=16_384
 )
-_BOTTLENECKS = ((5, 512, 0), *[(5, 512, 128)] * 3, *[(5, 1024, 512)] * 3, *[(5, 2048, 1024)] * 6)
+_BOTTLENECK_BLOCKS = (
+    (5, 512, 0),
+    *[(5, 512, 128)] * 3,
+    *[(5, 1024, 512)] * 3,
+    *[(5, 2048, 1024)] * 6,
+)
 
 
 def _gated(
@@ -50,13 +55,13 @@ MODELS: dict[str, dict[str, Config]] = {
     "wikitext-103": {
         "GCNN-8": Config(
             name="wikitext-103/GCNN-8",
-            vocab_size=_WIKITEXT,
+            vocab_size=_WIKITEXT_VOCAB_SIZE,
             **_gated(280, 900, ((4, 900, 0),) * 8, 10_000, 20_000, 200_000),
-            training=_GATED,
+            training=_GATED_TRAINING,
         ),
         "GCNN-14": Config(
             name="wikitext-103/GCNN-14",
-            vocab_size=_WIKITEXT,
+            vocab_size=_WIKITEXT_VOCAB_SIZE,
             **_gated(
                 280,
                 850,
@@ -73,11 +78,11 @@ MODELS: dict[str, dict[str, Config]] = {
                 20_000,
                 200_000,
             ),
-            training=_GATED,
+            training=_GATED_TRAINING,
         ),
         "LSTM-1024": Config(
             name="wikitext-103/LSTM-1024",
-            vocab_size=_WIKITEXT,
+            vocab_size=_WIKITEXT_VOCAB_SIZE,
             input=FixedInput(dim=1024),
             decoder=LSTMDecoder(dim=1024, hidden_dim=1024),
             output=AdaptiveOutput(cutoffs=(20_000, 60_000), dim=1024),
@@ -91,7 +96,7 @@ MODELS: dict[str, dict[str, Config]] = {
         ),
         "QRNN": Config(
             name="wikitext-103/QRNN",
-            vocab_size=_WIKITEXT,
+            vocab_size=_WIKITEXT_VOCAB_SIZE,
             input=AdaptiveInput(cutoffs=(2800, 20_000, 76_000), dim=400, factor=1),
             decoder=QRNNDecoder(dim=400, hidden_dim=2500),
             output=AdaptiveOutput(cutoffs=(2800, 20_000, 76_000), dim=400, factor=1),
@@ -109,14 +114,14 @@ MODELS: dict[str, dict[str, Config]] = {
     "billion-word": {
         "GCNN-14B": Config(
             name="billion-word/GCNN-14B",
-            vocab_size=_BILLION_WORD,
-            **_gated(128, 512, (*_BOTTLENECKS, (5, 4096, 1024)), 10_000, 50_000, 200_000),
+            vocab_size=_BILLION_WORD_VOCAB_SIZE,
+            **_gated(128, 512, (*_BOTTLENECK_BLOCKS, (5, 4096, 1024)), 10_000, 50_000, 200_000),
             batches=BatchConfig(break_mode="sentence", tokens=2048, eval_break_mode="sentence"),
-            training=replace(_GATED, max_updates=975_000),
+            training=replace(_GATED_TRAINING, max_updates=975_000),
         ),
         "LSTM-8192-1024": Config(
             name="billion-word/LSTM-8192-1024",
-            vocab_size=_BILLION_WORD,
+            vocab_size=_BILLION_WORD_VOCAB_SIZE,
             input=CharacterInput(
                 char_dim=16,
                 filters=(
@@ -142,7 +147,8 @@ MODELS: dict[str, dict[str, Config]] = {
 """Published models by dataset and name."""
 
 _MAX_STREAM_BLOCK = 128
-"""Shorter blocks give larger batches, which a recurrent decoder processes in parallel."""
+"""Maximum block length. Shorter blocks give more rows per batch, which a recurrent decoder
+processes in parallel."""
 
 
 def _gcnn(decoder: TransformerDecoder) -> GatedConvolutionDecoder:
@@ -164,7 +170,7 @@ def _lstm(decoder: TransformerDecoder) -> LSTMDecoder:
 
 
 def _qrnn(decoder: TransformerDecoder) -> QRNNDecoder:
-    # Three layers have width * (9 * dim + 3 * width) weights.
+    # Three layers have about width * (9 * dim + 3 * width) weights. Solve for the width.
     linear = 9 * decoder.dim
     width = (math.sqrt(linear**2 + 12 * _size(decoder)) - linear) / 6
     return QRNNDecoder(
@@ -191,7 +197,7 @@ DECODERS: dict[str, Callable[[TransformerDecoder], Any]] = {
 def with_decoder(config: Config, name: str) -> Config:
     """Replace the decoder of a preset with one of `DECODERS` with a similar number of parameters.
 
-    Recurrent decoders keep their state from batch to batch, unless batches consist of sentences.
+    Recurrent decoders keep their state from update to update, unless blocks are single sentences.
     """
     assert isinstance(config.decoder, TransformerDecoder)
     batches = config.batches

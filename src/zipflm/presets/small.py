@@ -41,9 +41,9 @@ _CPU_TRAINING = TrainingConfig(
 )
 
 FAMILIES = {
-    # For two million words and twenty epochs. That needs strong regularization, chosen with ADP-T
-    # and SM-T (docs/development/experiments.md). The head covers 84% of the running words, head
-    # and first tail 95%.
+    # For texts of two million words and twenty epochs, which need strong regularization. It was
+    # tuned on ADP-T and SM-T (docs/development/experiments.md). The head covers 84% of the tokens,
+    # head and first tail 95%.
     "wikitext-2": Family(
         vocab_size=33_280,
         bpe_vocab_size=8152,
@@ -111,8 +111,9 @@ FAMILIES = {
             validate_every=20,
         ),
     ),
-    # For the embedded corpus (16 thousand words, 1.8 million tokens) on two CPU cores. All eight
-    # factorizations train in a few minutes. The paper's optimizer would need thousands of updates.
+    # For the corpus state-of-the-union (16 thousand ids, 1.8 million tokens) on two CPU cores. All
+    # eight factorizations train in a few minutes. The paper's optimizer would need thousands of
+    # updates.
     "demo": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,
@@ -133,8 +134,8 @@ FAMILIES = {
             tokens_per_update=1024,
         ),
     ),
-    # For one to three million words on two CPU cores: a useful model in 10 to 30 minutes. On the
-    # embedded corpus it trains for four and a half epochs.
+    # For texts of one to three million words on two CPU cores: a useful model in 10 to 30 minutes.
+    # On the corpus state-of-the-union, 3,000 updates are about 3.4 epochs.
     "small": Family(
         vocab_size=15_984,
         bpe_vocab_size=4136,

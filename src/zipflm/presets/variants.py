@@ -37,7 +37,7 @@ def _tied(tie: Tie) -> Variant:
 
 
 def _bands(*thousands: int) -> Variant:
-    """Set band sizes in thousands of words. The last band has all remaining words."""
+    """Set band sizes in thousands of ids. The last band has all remaining ids."""
     cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
     return lambda config: _with_both_layers(config, cutoffs=cutoffs)
 
@@ -52,7 +52,7 @@ def _tail_dropout(rate: float) -> Variant:
 
 def _block(block: int, context: int) -> Variant:
     def variant(config: Config) -> Config:
-        # Whole blocks of at most 4096 tokens per device, eight devices, two batches per update.
+        # Full blocks, up to 4096 tokens per device; eight devices, two batches per update.
         tokens = config.batches.tokens // block * block
         batches = replace(
             config.batches, block=block, tokens=tokens, eval_block=block, eval_context=context
@@ -64,7 +64,8 @@ def _block(block: int, context: int) -> Variant:
 
 
 def _sixty_four_devices(config: Config) -> Config:
-    """Double the batch of the comparison of factorizations, as in Billion Word's main results."""
+    """Use twice the batch size of the comparison of factorizations, as in the paper's main results
+    on Billion Word."""
     return replace(config, training=replace(config.training, tokens_per_update=64 * 2048))
 
 
@@ -91,7 +92,7 @@ def _decoder(config: Config, **fields: Any) -> TransformerDecoder:
 
 
 def _fairseq_wikitext(config: Config) -> Config:
-    """`_fairseq` for WikiText-103, where that code also trains differently."""
+    """Use `_fairseq` for WikiText-103, where the authors' later code also trains differently."""
     config = _fairseq(config)
     schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
     return replace(

@@ -2,20 +2,20 @@
 
     checkpoints/update-00000123/
         weights.safetensors     keys as in `LanguageModel.state_dict()`
-        optimizer.safetensors   `parameter name/state name`
+        optimizer.safetensors   `parameter name/state name`, and carried decoder states, `carried/N`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
         [splitting.json]        rule for splitting text into words; absent if only at whitespace
         checksums.json          SHA-256 of every other file
 
-With several processes, each writes its own shards instead of the first two files:
-shard-00001-model-00001-of-00002.safetensors holds weights of the first process, and -00002-of-00002
-its part of the optimizer state (`sharded`).
+Several processes write shards instead of the first two files: the first process writes its weights
+to shard-00001-model-00001-of-00002.safetensors and its optimizer state to
+shard-00001-model-00002-of-00002.safetensors (`sharded`).
 
 A checkpoint contains everything needed to score text. It is written under a name with a leading
-dot, flushed to disk and renamed, so a folder with the final name is complete. If one is damaged
-later, resuming renames it to .damaged-update-... and uses the previous one. Random states are not
-stored: generators are seeded at every update from (seed, update, rank).
+dot, flushed to disk and renamed, so a folder with the final name is complete. If a checkpoint is
+damaged later, resuming renames it to .damaged-update-... and uses the previous one. Random states
+are not stored: generators are seeded at every update from (seed, update, rank).
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _CONFIG = "config.json"
 _NEEDED = (_STATE, _CONFIG, VOCABULARY_FILE)
-# Shard names of torch.distributed.checkpoint. The second number is 1 for weights, 2 for states.
+# Shard names of torch.distributed.checkpoint. The second number is 1 for weights and 2 for the
+# optimizer state.
 _SHARD = re.compile(r"shard-[0-9]{5,}-model-0000([12])-of-00002\.safetensors")
+_WEIGHTS_KIND, _OPTIMIZER_KIND = "1", "2"
 _NAME = re.compile(r"update-([0-9]{8,})")
 
 
@@ -87,23 +89,24 @@ class Checkpoint:
     def checksums(self) -> dict[str, str]:
         """SHA-256 by file name. Raises ValueError if a required file is missing."""
         sums = read_checksums(self.path, _NEEDED)
-        if not _shards_of("1", sums) and WEIGHTS not in sums:
-            read_checksums(self.path, (WEIGHTS,))
+        if not _shards_of(_WEIGHTS_KIND, sums):
+            read_checksums(self.path, (WEIGHTS,))  # raises if it is missing
         return sums
 
     @property
     def is_sharded(self) -> bool:
         """True if several processes saved it."""
-        return bool(_shards_of("1", self.checksums))
+        return bool(_shards_of(_WEIGHTS_KIND, self.checksums))
 
     @property
     def weights_files(self) -> list[str]:
-        return _shards_of("1", self.checksums) or [WEIGHTS]
+        return _shards_of(_WEIGHTS_KIND, self.checksums) or [WEIGHTS]
 
     @property
     def optimizer_files(self) -> list[str]:
-        """Empty for an imported model."""
-        names = _shards_of("2", self.checksums) if self.is_sharded else [OPTIMIZER]
+        """Names of the files with the optimizer state. The file of an imported model has no
+        tensors."""
+        names = _shards_of(_OPTIMIZER_KIND, self.checksums) if self.is_sharded else [OPTIMIZER]
         return [name for name in names if name in self.checksums]
 
     @property
@@ -115,12 +118,13 @@ class Checkpoint:
     def verify(self, *, optimizer: bool = True, share: tuple[int, int] = (0, 1)) -> None:
         """Compare every file with its checksum. Raises ValueError for the first that differs.
 
-        `optimizer=False` skips the optimizer state, up to twice the size of the weights.
-        Processes that verify a checkpoint together pass `share=(rank, world_size)`.
+        `optimizer=False` skips the optimizer state, which has up to twice the size of the weights.
+        Several processes verify a checkpoint together with `share=(rank, world_size)`: each one
+        reads some of the files.
         """
         states = self.optimizer_files
         others = [name for name in self.checksums if name not in (*self.weights_files, *states)]
-        # This order balances the work if the same number of processes saved it.
+        # This order balances the work if the same number of processes saved the checkpoint.
         first, step = share
         names = [*others, *self.weights_files, *(states if optimizer else [])]
         for name in names[first::step]:
@@ -158,7 +162,7 @@ class Checkpoint:
         return Vocabulary.load(self.path / VOCABULARY_FILE)
 
     def codes(self) -> Codes | None:
-        """Load the BPE codes of a sub-word model. None if it has none."""
+        """Load the BPE codes of a sub-word model. Returns None for a word model."""
         if CODES_FILE not in self.checksums:
             return None
         return Codes.load(self.path / CODES_FILE)
@@ -176,7 +180,7 @@ class Checkpoint:
         shutil.rmtree(doomed)
 
     def set_aside(self) -> Path:
-        """Rename a damaged checkpoint so that it is no longer listed; return the new path."""
+        """Rename a damaged checkpoint, so that it is no longer listed. Return the new path."""
         aside = self.path.with_name(f".damaged-{self.name}")
         shutil.rmtree(aside, ignore_errors=True)  # from an earlier attempt
         os.rename(self.path, aside)
@@ -184,7 +188,7 @@ class Checkpoint:
 
 
 def _shards_of(kind: str, names: Iterable[str]) -> list[str]:
-    """Return the shards of the weights (kind 1) or of the optimizer state (kind 2)."""
+    """Return the names of the shards of the weights or of the optimizer state, sorted."""
     matches = map(_SHARD.fullmatch, sorted(names))
     return [match[0] for match in matches if match and match[1] == kind]
 

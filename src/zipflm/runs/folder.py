@@ -25,7 +25,7 @@ def append_line(path: Path, line: LogLine) -> None:
 
 
 def read_lines(path: Path) -> list[LogLine]:
-    """Return all complete lines of a log; empty if the file does not exist.
+    """Return all complete lines of a log, or an empty list if the file does not exist.
 
     An incomplete last line is ignored. Raises ValueError with the line number for any other damaged
     line.
@@ -39,10 +39,10 @@ def read_lines(path: Path) -> list[LogLine]:
 
 
 def curve_of(lines: Sequence[LogLine]) -> list[Validation]:
-    """Return comparable validations: those on a subset of the validation set if there are any,
-    otherwise all. Losses on the subset and on the full set are not comparable."""
-    found = [line for line in lines if isinstance(line, Validation)]
-    return [line for line in found if line.share < 1] or found
+    """Return comparable validations: those on a sample of the validation set if there are any,
+    otherwise all. Losses on the sample and on the full set are not comparable."""
+    validations = [line for line in lines if isinstance(line, Validation)]
+    return [line for line in validations if line.share < 1] or validations
 
 
 def trim(path: Path, update: int) -> None:
@@ -68,7 +68,7 @@ Choice = Literal["newest", "best"] | int
 
 
 class RunFolder:
-    """A run on disk, or one that is about to be created."""
+    """The folder of a run, which may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class RunFolder:
         return read_record(Config, self._config_path)
 
     def versions(self) -> Versions | None:
-        """None for an imported model."""
+        """Read versions.json. Returns None for an imported model, which has none."""
         path = self._versions_path
         return read_record(Versions, path) if path.exists() else None
 
@@ -96,26 +96,26 @@ class RunFolder:
         return read_lines(self.log_path)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Complete checkpoints, newest first."""
+        """Return the complete checkpoints, newest first."""
         root = self.checkpoints_path
         paths = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
-        found = [Checkpoint(path) for path in paths if has_checkpoint_name(path)]
-        return sorted(found, key=lambda checkpoint: checkpoint.update, reverse=True)
+        checkpoints = [Checkpoint(path) for path in paths if has_checkpoint_name(path)]
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.update, reverse=True)
 
     def choose(self, choice: Choice) -> Checkpoint:
         """Return the selected checkpoint.
 
         Raises ValueError, listing the available ones, if it does not exist.
         """
-        found = self.checkpoints()
-        if not found:
+        checkpoints = self.checkpoints()
+        if not checkpoints:
             raise ValueError(
                 f"{self.path}: no checkpoints found; use a folder from zipflm train or zipflm "
                 "import, one of its checkpoints, or the bundled model state-of-the-union"
             )
         if choice == "newest":
-            return found[0]
-        updates = ", ".join(str(checkpoint.update) for checkpoint in found)
+            return checkpoints[0]
+        updates = ", ".join(str(checkpoint.update) for checkpoint in checkpoints)
         if choice == "best":
             best = self.best()
             if best is None:
@@ -124,13 +124,14 @@ class RunFolder:
                     f"newest or one of: {updates}"
                 )
             return best
-        for checkpoint in found:
+        for checkpoint in checkpoints:
             if checkpoint.update == choice:
                 return checkpoint
         raise ValueError(f"checkpoint={choice}: not found; available in {self.path}: {updates}")
 
     def best(self) -> Checkpoint | None:
-        """Return the undamaged checkpoint with the lowest validation loss, if any has one."""
+        """Return the undamaged checkpoint with the lowest loss on the full validation set, or None
+        if no checkpoint has one."""
         scored: list[tuple[float, Checkpoint]] = []
         for checkpoint in self.checkpoints():
             with suppress(ValueError, OSError):  # damaged, or on a bad disk
@@ -165,7 +166,8 @@ class RunFolder:
     ) -> None:
         """Write the config and versions when a run starts or resumes after `update`.
 
-        Log lines after `update` are dropped. A new run can start from the weights of `origin`.
+        Log lines after `update` are dropped. `origin` is the checkpoint that provides the initial
+        weights of a new run, if any.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         trim(self.log_path, update)
@@ -186,7 +188,7 @@ class RunFolder:
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the newest `keep` and the best; 0 keeps all.
 
-        Call this only after verifying the newest checkpoint.
+        Call this only if the weights of the newest checkpoint are known to be good.
         """
         old = self.checkpoints()[keep:] if keep > 0 else []
         best = self.best() if old else None
@@ -195,8 +197,7 @@ class RunFolder:
                 checkpoint.remove()
 
     def set_aside(self, update: int) -> list[Path]:
-        """Rename all checkpoints after `update`, which the caller found to be damaged; return their
-        new paths."""
+        """Rename all checkpoints after `update`, which are damaged. Return the new paths."""
         return [c.set_aside() for c in self.checkpoints() if c.update > update]
 
     def _clean(self) -> None:
@@ -209,7 +210,8 @@ class RunFolder:
 
 
 def write_imported(out: Path, contents: Contents) -> None:
-    """Write a run with one checkpoint atomically. Raises FileExistsError if `out` exists."""
+    """Write a run with one checkpoint atomically. Raises FileExistsError if `out` exists and is not
+    an empty folder."""
     with new_folder(out) as folder:
         run = RunFolder(folder)
         save(run.checkpoints_path, contents)
@@ -231,12 +233,12 @@ def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
     if choice is not None:
         raise ValueError(f"checkpoint={choice}: {path} is already a checkpoint; omit this option")
     run = RunFolder(path.resolve().parent.parent)
-    # A checkpoint copied out of its run is used on its own.
+    # If it was copied out of its run, the checkpoint folder takes the place of the run folder.
     return (run if run.holds_a_run else RunFolder(path)), Checkpoint(path)
 
 
 def parse_choice(text: str | None) -> Choice | None:
-    """Parse a choice given as text."""
+    """Parse `newest`, `best` or a number of updates. None is returned unchanged."""
     if text is None or text == "newest" or text == "best":
         return text  # type: ignore[return-value]
     if not (text.isascii() and text.isdigit()):

@@ -29,7 +29,7 @@ Values = Callable[[str, Part], Tensor]
 
 
 def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
-    """Return the model on the meta device: only buffers have values."""
+    """Return the model on the meta device. Only the table of word spellings, if any, has values."""
     table = _spellings(config, vocabulary)
     with torch.device("meta"):
         return LanguageModel(config, table)
@@ -94,7 +94,7 @@ class LoadedRun:
     config: Config
     vocabulary: Vocabulary
     codes: Codes | None
-    """BPE codes with which a sub-word model splits text."""
+    """BPE codes with which a sub-word model splits text; None for a word model."""
     splitting: Splitting
     """Rule that splits text into words."""
     weights_hash: str
@@ -108,8 +108,8 @@ class LoadedRun:
 class UnseenWords:
     """Assigns ids to words outside the vocabulary, which a character CNN reads by their bytes.
 
-    Their number is limited, because requests to a server must not fill its memory, and CUDA graphs
-    need the table at a fixed address. Further words become `<unk>`.
+    The number of such words is limited to `capacity`, because requests to a server must not fill
+    its memory, and CUDA graphs need the table at a fixed address. Further words become `<unk>`.
     """
 
     def __init__(self, model: LanguageModel, capacity: int) -> None:
@@ -132,7 +132,9 @@ class UnseenWords:
 
 
 def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedRun:
-    """Load the newest or chosen checkpoint of a run folder, or a checkpoint folder.
+    """Load a run: `path` is a run folder, a checkpoint folder, or the name of a bundled model.
+
+    Of a run folder, the newest or chosen checkpoint is loaded.
 
     Raises ValueError, naming the file, if one is missing, damaged or does not match the others.
     """
@@ -157,7 +159,10 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
 
 
 def with_words(run: LoadedRun, words: Sequence[str]) -> LoadedRun:
-    """Add words to the vocabulary of a run that reads words by their bytes."""
+    """Return a run with more words in its vocabulary, for a model that reads words by their bytes.
+
+    The model is shared with `run`, and its table of spellings grows.
+    """
     new = [word for word in words if word not in run.vocabulary]
     UnseenWords(run.model, len(new))(new)
     listed = Vocabulary([*run.vocabulary.words, *new], [*run.vocabulary.counts, *(0 for _ in new)])

@@ -1,4 +1,5 @@
-"""Record the versions of Python and packages, and the commit if zipflm runs from a checkout."""
+"""Record the provenance of a run: versions of Python and packages, the commit if zipflm runs from a
+git checkout, the data and the device."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def origin_of(checkpoint: Checkpoint) -> Origin:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"zipflm": __version__}  # works even if it is not installed
+    versions = {"zipflm": __version__}  # known even if the package is not installed
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
@@ -45,7 +46,8 @@ def _versions() -> dict[str, str]:
 
 
 def commit(package: Path) -> str | None:
-    """Return the commit of the checkout that contains the folder `package`, if git tracks it."""
+    """Return the commit of the git checkout that contains the folder `package`, or None if git does
+    not track the folder."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(package), *arguments]

@@ -1,6 +1,7 @@
 """JSON records of a run except its config: training state, provenance, log lines.
 
-Losses are in nats. Numbers that are compared between runs are per word, even if tokens are pieces.
+Losses are in nats. Numbers that are compared between runs are per word, even if tokens are BPE
+pieces. `nll` is a negative log-likelihood.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Sums:
     nll: float
     """In nats."""
     tokens: int
+    """Number of scored tokens."""
     words: int
     """Number of tokens that end a word, including `</s>`."""
 
@@ -55,21 +57,24 @@ class Report:
     perplexity: float | None
     """Per word."""
     learning_rate: float
+    """Learning rate of the first parameter group, usually the matrices of the decoder layers."""
     grad_norm: float | None
     """Gradient norm of the last update that was not skipped, before clipping."""
     tokens_per_second: float
     data_share: float
     """Fraction of the time spent waiting for data."""
     skipped: int
-    """Number of skipped updates in the whole run: their loss or gradient was not finite."""
+    """Number of skipped updates in the entire run: their loss or gradient was not finite."""
     block: int
+    """Current block length."""
     memory: int
-    """Peak memory of the GPU allocator or of the process, in bytes."""
+    """Peak GPU memory that the process allocated, or its peak host memory, in bytes."""
     seconds_left: float
     """Estimated training time left, without validation and checkpoints."""
     flop_utilisation: float | None = None
+    """Achieved fraction of the devices' peak FLOP/s. None if the peak is unknown."""
     compiled: bool | None = None
-    """Whether the model ran compiled; None if compilation is off."""
+    """True if every update since the start or resumption ran compiled; None without compilation."""
     compile_seconds: float = 0.0
     """Part of `seconds` spent compiling the model."""
     cpu_seconds: float | None = None
@@ -79,7 +84,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """The result of one pass over the validation set."""
+    """The loss on the validation set, or on a sample of it."""
 
     update: int
     seconds: float
@@ -117,7 +122,7 @@ class SinceReport:
 
     updates: int = 0
     nll: float = 0.0
-    """In nats. This and the next two exclude skipped updates."""
+    """In nats. `nll`, `tokens` and `words` exclude skipped updates."""
     tokens: int = 0
     words: int = 0
     grad_norm: float = 0.0
@@ -144,7 +149,7 @@ class TrainingState:
     """Number of consecutive skipped updates up to now."""
     since_report: SinceReport
     loss_scale: tuple[float, float] | None
-    """For float16: the factor, and the number of updates since it last changed."""
+    """For float16: the loss scale, and the number of updates since it last changed."""
     seed: int
     world_size: int
     vocabulary: str
@@ -152,22 +157,22 @@ class TrainingState:
     text: str
     """SHA-256 of the token file of the training split."""
     valid: Validation | None
-    """The validation result of these weights, if they were scored."""
+    """The result of these weights on the full validation set, if they were scored on it."""
     best_loss: float | None = None
     """Lowest validation loss so far, on the sample that every validation scores."""
     since_best: int = 0
-    """Number of validations since the lowest loss."""
+    """Number of validations since the one with the lowest loss."""
 
     @property
-    def is_proven(self) -> bool:
-        """True if these weights had a finite validation loss."""
+    def has_finite_loss(self) -> bool:
+        """True if these weights have a finite loss on the full validation set."""
         loss = self.valid.nats_per_word if self.valid else None
         return loss is not None and math.isfinite(loss)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedState:
-    """State of an imported model, which can be scored but not resumed."""
+    """State of an imported model, which cannot be resumed."""
 
     update: int
     imported_from: str
@@ -191,7 +196,7 @@ class Provenance:
     splitting: Splitting
     """Rule that split the text into words."""
     data: str
-    """The data folder."""
+    """Path of the data folder."""
     device: str = ""
     """Model name of the GPU or CPU."""
 
@@ -219,7 +224,7 @@ class Versions(Provenance):
     """Contents of `versions.json`: the provenance of the start and of each resumption."""
 
     origin: Origin | None = None
-    """None if the initial weights were random."""
+    """The source of the initial weights. None if they were random."""
     resumed: tuple[Resumption, ...] = ()
 
     @property

@@ -10,15 +10,15 @@ from zipflm.field_help import fields_of
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Provenance
 
-# Settings, other than those of the model, that cannot change. With another seed, parts of the text
-# would be repeated or skipped.
+# Settings of batches and training that cannot change when a run is resumed. With another seed,
+# parts of the text would be repeated or skipped.
 _FIXED = ("batches.unit", "training.optimizer", "training.seed")
 
 
 def check(
     run: RunFolder, config: Config, data: DataFolder, *, resume: bool, other_text: bool = False
 ) -> None:
-    """Raise ValueError if a run cannot be started in the folder, or continued with `resume`.
+    """Raise ValueError if a run cannot be started in the folder or, with `resume`, continued.
 
     `other_text` allows a different training text with the same vocabulary.
     """
@@ -38,7 +38,7 @@ def check(
     if versions is None:
         raise ValueError(f"{run.path}: an imported model cannot be resumed; choose another folder")
     _require_same_data(run.path, versions.latest, data, other_text)
-    # Block length, batch size and devices can change, but not the model and its optimizer.
+    # Other settings of batches and training can change, such as the block length or the schedule.
     _require_equal(run.path, _identity(held), _identity(config))
 
 
@@ -50,7 +50,7 @@ def require_same_config(out: Path, held: Config, requested: Config, otherwise: s
 def _require_unused(run: RunFolder, held: Config, requested: Config) -> None:
     done = run.checkpoints()
     if not done and not run.log_path.exists():
-        return  # stopped before its first update
+        return  # stopped before its first log line
     raise ValueError(
         f"{run.path} already holds a run of {held.name} "
         f"({done[0].name if done else 'no checkpoint yet'}); to continue it add --resume, to "

@@ -1,4 +1,7 @@
-"""Sharded checkpoints, saved by several processes. Each process reads only its own shards."""
+"""Read the tensors of checkpoints, and write the sharded checkpoints of several processes.
+
+A process reads only the parts of tensors that it needs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ from zipflm.storage import file_hash, finish_folder, refuse_existing, report_ful
 
 
 class StoredTensors:
-    """The tensors in files of a checkpoint. Only headers are read until `load_into`."""
+    """The tensors in some files of a checkpoint, sharded or not. Only headers are read until
+    `load_into` or `read`."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Read the headers. Raises ValueError if a file is damaged."""
@@ -49,7 +53,8 @@ class StoredTensors:
     def load_into(self, tensors: dict[str, Tensor]) -> None:
         """Overwrite these tensors with the stored ones of the same names.
 
-        They can be sharded and on any device. This is not a collective operation.
+        The tensors can be sharded and on any device. This is not a collective operation. Raises
+        ValueError if a tensor is missing or cannot be read.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -83,11 +88,11 @@ _REMEDY = "nothing was saved; free some space"
 
 
 class ShardWriter(HuggingFaceStorageWriter):
-    """Saves one checkpoint. torch calls it in every process."""
+    """Writes one checkpoint. torch calls its methods in every process."""
 
     def __init__(self, root: Path, contents: Contents) -> None:
         self._contents, self._final = contents, checkpoint_path(root, contents.state.update)
-        # All processes use this name. If they are killed, the next run removes the folder.
+        # All processes use this name. If they are killed, resuming the run removes the folder.
         self.unfinished: Path = self._final.with_name(f".{self._final.name}.unfinished-shards")
         # Index of the file of each process: 1 for weights, 2 for optimizer state.
         files = dict.fromkeys(contents.weights, 1) | dict.fromkeys(contents.optimizer, 2)
@@ -96,7 +101,7 @@ class ShardWriter(HuggingFaceStorageWriter):
         )
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the shards of this process. The results contain the checksums of its files."""
+        """Write the shards of this process. The result lists the checksum of each file."""
         with report_full_disk(self._final, _REMEDY):
             written = super().write_data(plan, planner).wait()
         names = sorted({result.storage_data.relative_path for result in written})
@@ -107,7 +112,7 @@ class ShardWriter(HuggingFaceStorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Add the other files and rename. torch calls this in the first process."""
+        """Add the other files and rename the folder. torch calls this in the first process only."""
         sums = {item.index.fqn: item.storage_data for result in results for item in result}
         with report_full_disk(self._final, _REMEDY):
             refuse_existing(self._final)

@@ -22,7 +22,7 @@ from zipflm.settings import UnknownKey, override
 from zipflm.studies.paper import REFERENCE
 from zipflm.studies.plan import Equal, Plan, first_seeds, path_name, training_seconds
 from zipflm.studies.study import Tried
-from zipflm.training.schedule import stretched
+from zipflm.training.schedule import stretch_schedule
 
 CALIBRATION = "calibration"
 """Subfolder of a study with the short runs that measure the time per update."""
@@ -103,7 +103,9 @@ def reference_of(plans: Sequence[Plan]) -> Plan:
 def _with_updates(plan: Plan, updates: float) -> Plan:
     rounded = max(1, round(updates))
     return (
-        plan if rounded == plan.updates else replace(plan, config=stretched(plan.config, rounded))
+        plan
+        if rounded == plan.updates
+        else replace(plan, config=stretch_schedule(plan.config, rounded))
     )
 
 

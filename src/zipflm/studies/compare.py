@@ -53,7 +53,7 @@ from zipflm.studies.study import SplitText, Study, Tried, build_study
 from zipflm.training import distributed, throughput
 from zipflm.training.checks import check_data
 from zipflm.training.distributed import Process
-from zipflm.training.failures import described
+from zipflm.training.failures import describe_error
 from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
@@ -137,7 +137,7 @@ class Runner:
             with report_full_disk(plan.run.path, FULL_DISK_REMEDY):
                 problem = work()
         except (ValueError, OSError, RuntimeError) as error:
-            problem = described(error)
+            problem = describe_error(error)
         return self._process.agree(problem)
 
     def _train_rest(self, plan: Plan, display: Display) -> str:
@@ -213,7 +213,7 @@ def compare(
             # Only the last checkpoint is compared. The full validation set is scored after
             # training; training itself scores it only to choose settings.
             train = train or partial(
-                train_run, resume=True, keep=1, device=device, whole_validation=bool(grid)
+                train_run, resume=True, keep=1, device=device, full_validation=bool(grid)
             )
             runner = Runner(
                 words,

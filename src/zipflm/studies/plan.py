@@ -24,7 +24,7 @@ from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report
 from zipflm.settings import UnknownKey
 from zipflm.studies.paper import REFERENCE
-from zipflm.training.checks import in_updates
+from zipflm.training.checks import epochs_to_updates
 
 Equal = Literal["updates", "text", "seconds"]
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
@@ -190,7 +190,7 @@ def _resolve_configs(
             raise errors[-1]
     equalized = _with_same_tokens(configs, request.overrides)
     # Convert epochs of the word data to updates, so that all models make the same number of them.
-    return {kind: in_updates(config, words) for kind, config in equalized.items()}
+    return {kind: epochs_to_updates(config, words) for kind, config in equalized.items()}
 
 
 def _with_same_tokens(

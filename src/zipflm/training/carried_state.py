@@ -1,8 +1,9 @@
 """Truncated backpropagation through time: each update starts with the state of the previous one.
 
-In break mode `stream`, the rows of an update continue those of the previous one. The state of each
-group of rows (one per batch) stays with its process and is saved with checkpoints, so a resumed run
-gives the same results as an uninterrupted one.
+This is for decoders with a constant state and break mode `stream`, in which the rows of an update
+continue those of the previous one. An update has one group of rows per batch. The state of a group
+stays in the process that trains on it, and is saved with checkpoints, so a resumed run gives the
+same results as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class CarriedState:
     """Decoder states of this process, one per batch of an update."""
 
     def __init__(self, model: LanguageModel, process: Process, groups: int, rows: int) -> None:
-        """An update has `groups` batches of `rows` rows over all processes."""
+        """An update has `groups` batches over all processes, each with `rows` rows."""
         assert isinstance(model.decoder, ConstantStateDecoder)
         like = torch.empty(0, device=process.device)
         self._process, self._groups = process, groups
@@ -35,7 +36,7 @@ class CarriedState:
     def keep(self, index: int, after: States) -> None:
         """Keep the state after batch `index` for the next update."""
         for kept, now in zip(self.states[index], after, strict=True):
-            # If an update is skipped, its state must not affect the next one.
+            # A skipped update can leave NaN or infinity, which would spoil all later updates.
             kept.copy_(now.nan_to_num(0.0, 0.0, 0.0))
 
     def reset(self) -> None:
@@ -47,27 +48,28 @@ class CarriedState:
         tensors: dict[str, Tensor] = {}
         for index, parts in enumerate(zip(*self.states, strict=True)):
             local = torch.stack(parts)
-            whole = local.new_zeros(self._groups, *local.shape[1:])
-            whole[self._process.rank :: self._process.world_size] = local
-            tensors[f"{PREFIX}{index}"] = self._process.all_reduce(whole)
+            full = local.new_zeros(self._groups, *local.shape[1:])
+            full[self._process.rank :: self._process.world_size] = local
+            tensors[f"{PREFIX}{index}"] = self._process.all_reduce(full)
         return tensors
 
     def load(self, stored: StoredTensors) -> None:
-        """Restore the result of `tensors`. Does nothing if the groups have changed."""
+        """Restore the result of `tensors`. Does nothing if the shapes differ, e.g. other
+        batches."""
         tensors = {name: torch.zeros_like(tensor) for name, tensor in self.tensors().items()}
         if any(stored.shapes.get(name) != tuple(t.shape) for name, t in tensors.items()):
             return
         stored.load_into(tensors)
-        for index, whole in enumerate(tensors.values()):
-            local = whole[self._process.rank :: self._process.world_size]
+        for index, full in enumerate(tensors.values()):
+            local = full[self._process.rank :: self._process.world_size]
             for state, part in zip(self.states, local, strict=True):
                 state[index].copy_(part)
 
 
-def carried_state(
+def build_carried_state(
     config: Config, model: LanguageModel, process: Process, block: int
 ) -> CarriedState | None:
-    """Return the state at the start of an epoch, or None if this run carries none."""
+    """Return the zero state of the start of an epoch, or None if this run carries no state."""
     if config.batches.break_mode != "stream" or not config.decoder.has_constant_state:
         return None
     rows = config.batches.tokens // block

@@ -1,8 +1,8 @@
 """Save checkpoints: directly, or in the background with several processes.
 
-`torch.distributed.checkpoint` copies the state to host memory, and training continues while the
-files are written. The processes use a separate group for it, because training uses the default one
-at the same time. Only one checkpoint is saved at a time.
+In the background, `torch.distributed.checkpoint` copies the state to host memory, and training
+continues while the files are written. This uses a separate process group, because training uses the
+default one at the same time. Only one checkpoint is saved at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zipflm.training.distributed import Process
 from zipflm.training.setup import Run
 
 _TIMEOUT = timedelta(days=1)
-"""Time for the slowest process to write its files; failures are reported immediately."""
+"""Maximum time for all processes to write their files. Failures are reported immediately."""
 
 
 class BackgroundSaving:
@@ -54,7 +54,7 @@ class BackgroundSaving:
         self._saving = writer, done
 
     def wait(self) -> OSError | None:
-        """Wait for the save. If it failed, return the error, which is the same in all processes."""
+        """Wait for the save, if any. Return its error, which all processes receive, or None."""
         if self._saving is None:
             return None
         (writer, done), self._saving = self._saving, None
@@ -63,7 +63,7 @@ class BackgroundSaving:
             return None
         if self._process.is_first:
             shutil.rmtree(writer.unfinished, ignore_errors=True)
-        if isinstance(error, CheckpointException):  # has one error per failed process
+        if isinstance(error, CheckpointException):  # contains one error per failed process
             error = error.failures[min(error.failures)][0]
         return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
 
@@ -74,33 +74,35 @@ class BackgroundSaving:
 
 
 def local_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
-    """Return the tensors this process saves: its shards, and a share of the replicated ones."""
+    """Return the tensors that this process saves: all sharded tensors, of which it holds a part,
+    and some of the replicated ones."""
     replicated = [name for name, t in tensors.items() if not isinstance(t, DTensor)]
     by_size = sorted(replicated, key=lambda name: (-tensors[name].nbytes, name))
-    others = {*replicated} - {*by_size[process.rank :: process.world_size]}
-    return {name: tensor for name, tensor in tensors.items() if name not in others}
+    saved_elsewhere = {*replicated} - {*by_size[process.rank :: process.world_size]}
+    return {name: tensor for name, tensor in tensors.items() if name not in saved_elsewhere}
 
 
 class Saver:
     """Writes the checkpoints of a run and removes old ones.
 
-    A single process waits for the files to be written. Several write shards in the background.
+    A single process writes one file per kind of tensor and waits. Several processes write shards in
+    the background.
     """
 
     def __init__(self, run: Run, keep: int) -> None:
         """Keep the newest `keep` checkpoints and the best one, or all if `keep` is 0."""
         self._run, self._keep = run, keep
         self.newest: int = run.update
-        """Update of the newest saved checkpoint, or 0."""
+        """Update after which the newest checkpoint was saved, or 0."""
         self._background = BackgroundSaving(run.process) if run.process.world_size > 1 else None
         self._saving: TrainingState | None = None
         """State of the checkpoint that is being saved in the background."""
 
     def save(self, valid: Validation | None, required: bool) -> None:
-        """Write a checkpoint, unless the last update was skipped because its loss was not finite.
+        """Write a checkpoint, unless the last update was skipped (non-finite loss or gradient).
 
-        If writing fails, the run continues and tries again next time. If `required`, the checkpoint
-        is always written, and a failure raises OSError.
+        If writing fails, the run continues until the next checkpoint is due. If `required`, the
+        checkpoint is always written, and a failure raises OSError.
         """
         run = self._run
         if (skipped := run.tally.skipped_in_a_row) and not required:
@@ -112,7 +114,7 @@ class Saver:
         with run.log.status("saving"):
             self.wait()
             if not skipped:
-                # The newest checkpoint is good, because an update after it was not skipped.
+                # An update after the newest checkpoint was not skipped, so its weights are good.
                 self._prune()
             state = _state(run, valid)
             if self._background is None:
@@ -124,14 +126,15 @@ class Saver:
                 self.wait(required=True)
 
     def wait(self, required: bool = False) -> None:
-        """Wait for the background save. Raises OSError if it failed and is `required`."""
+        """Wait for the background save, if any. If it failed, raise OSError if it is `required`,
+        and log the error otherwise."""
         if self._background is None or self._saving is None:
             return
         state, self._saving = self._saving, None
         self._finish(state, self._background.wait(), required)
 
     def close(self) -> None:
-        """Wait for the background save and release its group."""
+        """Wait for the background save and destroy its process group."""
         if self._background is not None:
             self.wait()
             self._background.close()
@@ -140,7 +143,7 @@ class Saver:
         run = self._run
         if failure is None:
             self.newest = state.update
-            if state.is_proven:
+            if state.has_finite_loss:
                 self._prune()
             return
         good = run.folder.checkpoints()
@@ -209,8 +212,8 @@ def _contents(run: Run, state: TrainingState) -> Contents:
     )
 
 
-def stop_if_bad(run: Run, saver: Saver) -> None:
-    """Raise ValueError after too many bad updates in a row.
+def raise_if_diverged(run: Run, saver: Saver) -> None:
+    """Raise ValueError after `max_bad_updates` consecutive skipped updates.
 
     The message is the same in all processes, so a study counts it as one failure.
     """
@@ -223,6 +226,6 @@ def stop_if_bad(run: Run, saver: Saver) -> None:
         newest = checkpoint_path(run.folder.checkpoints_path, saver.newest)
         remedy += f"; {newest} may also be bad: remove it to resume from the previous one"
     raise ValueError(
-        f"training.max_bad_updates={max_bad}: this many updates in a row had a non-finite loss or "
-        f"gradient, up to update {run.update}; {remedy}"
+        f"training.max_bad_updates={max_bad}: this many consecutive updates had a non-finite loss "
+        f"or gradient, up to update {run.update}; {remedy}"
     )

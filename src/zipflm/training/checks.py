@@ -17,22 +17,25 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.load import empty_model
 from zipflm.training.distributed import Process
-from zipflm.training.schedule import stretched
+from zipflm.training.schedule import stretch_schedule
 from zipflm.training.stream import accumulation, tokens_per_batch
 
-# A text with more continuation marks (subword-nmt's @@) than this is already split into pieces.
-_SHARE_OF_CONTINUED_WORDS = 0.05
+_MAX_SHARE_OF_CONTINUED_WORDS = 0.05
+"""If a larger fraction of the words end in subword-nmt's @@, the text is already split by BPE."""
 
 
-def checked(config: Config, data: DataFolder, initial: Checkpoint | None = None) -> Config:
-    """Return the config with its length in updates.
+def check_and_convert(
+    config: Config, data: DataFolder, initial: Checkpoint | None = None
+) -> Config:
+    """Check a config against the data and the initial weights. Convert `training.epochs`, if set,
+    to updates.
 
-    Raises ValueError if it does not match the data or the initial weights.
+    Raises ValueError if the config does not match.
     """
     if initial is not None:
         check_initial(initial, config, data)
     check_data(config, data)
-    return in_updates(config, data)
+    return epochs_to_updates(config, data)
 
 
 def check_data(config: Config, data: DataFolder) -> None:
@@ -44,10 +47,14 @@ def check_data(config: Config, data: DataFolder) -> None:
             f"prepare a folder {remedy}, or choose another factorization"
         )
     train = data.metadata.splits.get("train")
-    if train and data.unit == "word" and train.continued > _SHARE_OF_CONTINUED_WORDS * train.words:
+    if (
+        train
+        and data.unit == "word"
+        and train.continued > _MAX_SHARE_OF_CONTINUED_WORDS * train.words
+    ):
         raise ValueError(
             f"{data.path}: {train.continued:,} of the {train.words:,} words of its training text "
-            f"end in {CONTINUES}: it is already split into pieces; prepare the text of whole words "
+            f"end in {CONTINUES}: it is already split into pieces; prepare the original text "
             "with --bpe or --bpe-codes"
         )
     if config.vocab_size != len(data.vocabulary):
@@ -64,7 +71,7 @@ def check_data(config: Config, data: DataFolder) -> None:
 
 
 def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:
-    """Raise ValueError unless a run can start from these weights."""
+    """Raise ValueError unless a run with this config and data can start from these weights."""
     codes, splitting = initial.codes(), initial.splitting()
     is_same = (
         initial.vocabulary().hash == data.vocabulary.hash
@@ -83,7 +90,7 @@ def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None
 
 
 def require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Raise ValueError unless the checkpoint has the weights of this model."""
+    """Raise ValueError unless the checkpoint has weights of the names and shapes of this model."""
     stored = checkpoint.stored_weights()
     needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(needed.keys() | stored.shapes.keys()):
@@ -94,33 +101,33 @@ def require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
             )
 
 
-def in_updates(config: Config, data: DataFolder) -> Config:
-    """Return the config with its length in updates, converted from `training.epochs` if set."""
+def epochs_to_updates(config: Config, data: DataFolder) -> Config:
+    """Return the config with `training.epochs`, if set, converted to `training.max_updates`."""
     training = config.training
     if not training.epochs:
         return config
     tokens, epochs_per_update, start = data.tokens("train"), 0.0, 0.0
     for end, block in (*training.stages, (1.0, config.batches.block)):
-        text = Batches(
+        epoch = Batches(
             tokens,
             replace(config.batches.blocks, block=block),
             max_tokens=config.batches.tokens,
             shuffle=True,
             streams=training.tokens_per_update // block,
         )
-        batches = training.tokens_per_update / tokens_per_batch(config, block)
-        epochs_per_update += (end - start) * batches / text.num_batches
+        batches_per_update = training.tokens_per_update / tokens_per_batch(config, block)
+        epochs_per_update += (end - start) * batches_per_update / epoch.num_batches
         start = end
-    # Allow for rounding errors.
-    return stretched(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
+    # The small number absorbs rounding errors, which would add an update.
+    return stretch_schedule(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
 
 
-SAME = "use the same command, data and packages in all processes"
+SAME_INPUTS_REMEDY = "use the same command, data and packages in all processes"
 
 
 def check_processes(config: Config, data: DataFolder, process: Process) -> None:
     """Raise ValueError in all processes if their number is not supported or their inputs differ."""
-    accumulation(config, process)  # raises if an update is not a whole number of batches
+    accumulation(config, process)  # raises if an update is not an integer number of batches
     is_on_gpus = process.world_size > 1 and process.device.type == "cuda"
     require(
         not (config.input.sparse and is_on_gpus),
@@ -133,4 +140,4 @@ def check_processes(config: Config, data: DataFolder, process: Process) -> None:
     packages = {"zipflm": __version__, "torch": torch.__version__}
     settings: dict[str, object] = {field.key: field.text for field in fields_of(config)}
     same = {"the vocabulary": data.vocabulary.hash} | texts | packages | settings
-    process.require_same(same, SAME)
+    process.require_same(same, SAME_INPUTS_REMEDY)

@@ -3,8 +3,8 @@
 torch stores compiled versions with the code object of a function. After eight versions it silently
 runs the function uncompiled. All models of a process share the code of their methods, so a study
 would compile only the first few. (torch 2.13 can count each call of `torch.compile` separately,
-torch 2.11 cannot.) Here every run compiles a copy of the function, or one copy per shape if shapes
-are fixed, so no function needs a second version.
+torch 2.11 cannot.) Here every run compiles its own copy of the function, and one copy per shape if
+there are only a few shapes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class Compilation:
     longer than it saves.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], one_shape: bool) -> None:
-        """With `one_shape`, compile one version for each shape of the first input. Otherwise torch
-        compiles for the first shape and then for dynamic shapes, which run slower."""
-        self._one_shape = one_shape
+    def __init__(self, modules: Iterable[nn.Module], fixed_shapes: bool) -> None:
+        """With `fixed_shapes`, compile a copy of the function for each shape of the first input.
+        Otherwise torch compiles one copy for the first shape and then for dynamic shapes, which run
+        slower."""
+        self._fixed_shapes = fixed_shapes
         self._compiled: dict[tuple[torch.Size, ...] | None, Callable[..., Tensor]] = {}
         self.num_uncompiled = 0
         """Number of calls that should have run compiled but did not."""
@@ -49,12 +50,14 @@ class Compilation:
 
     @property
     def num_versions(self) -> int:
+        """Number of compiled copies of the function. torch can compile a copy several times if
+        shapes are dynamic."""
         return len(self._compiled)
 
     def _forward(self, module: nn.Module, *inputs: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return _plain_forward(module, *inputs)
-        shape = _shapes(inputs[0]) if self._one_shape else None
+        shape = _shapes(inputs[0]) if self._fixed_shapes else None
         if shape not in self._compiled:
             self._compiled[shape] = self._compile()
         from torch._dynamo.exc import FailOnRecompileLimitHit  # slow to import
@@ -62,17 +65,17 @@ class Compilation:
         try:
             return self._compiled[shape](module, self, *inputs)
         except FailOnRecompileLimitHit:
-            # Only with changing shapes. Continue uncompiled instead of failing.
+            # Only with dynamic shapes. Run shapes without a version uncompiled instead of failing.
             self._compiled[shape] = _without_new_versions(self._compiled[shape])
             return self._compiled[shape](module, self, *inputs)
 
     def _compile(self) -> Callable[..., Tensor]:
-        # With graph breaks, a forward compiled in parts would count as compiled.
+        # fullgraph: with graph breaks, a forward compiled in parts would count as compiled.
         return torch.compile(
             _copy_of(_counted_forward),
             backend=BACKEND,
             fullgraph=True,
-            dynamic=False if self._one_shape else None,
+            dynamic=False if self._fixed_shapes else None,
         )
 
 
@@ -87,7 +90,7 @@ def _plain_forward(module: nn.Module, *inputs: Any) -> Tensor:
 
 
 def _counted_forward(module: nn.Module, compilation: Compilation, *inputs: Any) -> Tensor:
-    # A constant while torch compiles this function, so compiled code does not contain the check.
+    # This is a constant while torch compiles the function, so compiled code does not contain it.
     if not torch.compiler.is_compiling():
         compilation.num_uncompiled += 1
     return _plain_forward(module, *inputs)
@@ -96,16 +99,16 @@ def _counted_forward(module: nn.Module, compilation: Compilation, *inputs: Any) 
 def _without_new_versions(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a compiled function so that it runs uncompiled if no existing version matches."""
 
-    def run(*inputs: Any) -> Tensor:
+    def run_without_compiling(*inputs: Any) -> Tensor:
         with torch.compiler.set_stance("eager_on_recompile"):
             return compiled(*inputs)
 
-    return run
+    return run_without_compiling
 
 
 def _copy_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Copy a function with its code object, under a new name: torch treats equal code objects as
-    the same."""
+    """Copy a function and its code object. The copy gets a new name, because torch treats equal
+    code objects as the same."""
     assert isinstance(function, FunctionType)
     name = f"{function.__name__}_{next(_serial_numbers)}"
     return FunctionType(function.__code__.replace(co_name=name), function.__globals__, name)

@@ -1,8 +1,9 @@
-"""Record whole updates as CUDA graphs: forward, backward, clipping and optimizers.
+"""Record full updates as CUDA graphs: forward, backward, clipping and optimizers.
 
 The kernels of a small model finish sooner than the host can launch them one by one. After a few
-updates of the same shapes, `step.update` is recorded once and then replayed, with the same results.
-Batches, learning rate and stop flag are copied to the tensors that the graph reads.
+updates with the same shapes, `step.update` is recorded and from then on replayed, with the same
+results, until the shapes change. Before a replay, the batches, the learning rates and the stop flag
+are copied to the tensors that the graph reads.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from zipflm.training import optimizers, step
 from zipflm.training.step import Learner
 
 _WARM_UP = 3
-"""Updates before recording: they compile the model and create the optimizer state."""
+"""Updates with the same shapes before recording. They compile the model and create the optimizer
+state."""
 
 _MAX_MEMORY = 0.4
-"""Maximum fraction of GPU memory in use. The graph needs memory of its own in addition."""
+"""Record only if training has used less than this fraction of the GPU memory, because the graph
+needs memory of its own."""
 
 _Shapes = tuple[torch.Size, ...]
 
@@ -32,13 +35,14 @@ _Shapes = tuple[torch.Size, ...]
 class _Recording:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    """Tensors of all batches that the graph reads."""
+    """The tensors of all batches, from which the graph reads."""
     stop: Tensor
     result: Tensor
 
 
-class Updates:
-    """Runs `step.update`, as a CUDA graph if possible: one process, compiled, with fixed shapes."""
+class UpdateRunner:
+    """Runs `step.update`, as a CUDA graph if possible: in a single process on a GPU, with
+    compilation, blocks of one length and dense gradients."""
 
     def __init__(self, learner: Learner, config: Config) -> None:
         self._learner = learner
@@ -48,11 +52,11 @@ class Updates:
             and learner.process.world_size == 1
             and learner.compilation is not None
             and config.batches.blocks.has_one_length
-            # A graph needs gradients at fixed addresses; sparse ones are allocated every time.
+            # A graph needs gradients at fixed addresses. Sparse ones are allocated at each update.
             and not config.input.sparse
         )
         self._shapes: _Shapes = ()
-        self._num_seen = 0
+        self._num_equal_shapes = 0
         self._recording: _Recording | None = None
         if self._is_recordable:
             optimizers.prepare_recording(learner.optimizers)
@@ -67,10 +71,10 @@ class Updates:
         inputs = [tensor for batch in batches for tensor in batch.tensors]
         shapes = tuple(tensor.shape for tensor in inputs)
         if shapes != self._shapes:
-            self._shapes, self._num_seen, self._recording = shapes, 0, None
+            self._shapes, self._num_equal_shapes, self._recording = shapes, 0, None
         if self._recording is None:
-            self._num_seen += 1
-            if self._num_seen <= _WARM_UP or not self._has_memory():
+            self._num_equal_shapes += 1
+            if self._num_equal_shapes <= _WARM_UP or not self._check_memory():
                 return step.update(self._learner, batches, stop)
             self._recording = self._record(batches)
         recording = self._recording
@@ -79,7 +83,8 @@ class Updates:
         recording.graph.replay()
         return recording.result.clone()
 
-    def _has_memory(self) -> bool:
+    def _check_memory(self) -> bool:
+        """Return True if there is enough memory to record. If not, never record in this run."""
         device = self._learner.process.device
         total = torch.cuda.get_device_properties(device).total_memory
         self._is_recordable = torch.cuda.max_memory_allocated(device) < _MAX_MEMORY * total

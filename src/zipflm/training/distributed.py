@@ -1,4 +1,4 @@
-"""One or several processes over NCCL or gloo: startup and collective operations.
+"""Start a single process, or several that communicate over NCCL or gloo, and their collectives.
 
 DDP and FSDP are in `parallel`, which is slow to import and not needed for scoring.
 """
@@ -26,14 +26,14 @@ from torch import Tensor
 from zipflm.evaluation.device import resolve_device
 from zipflm.storage import LOCK
 from zipflm.training import STALL_SECONDS
-from zipflm.training.failures import Group, described, list_problems
+from zipflm.training.failures import Group, describe_error, list_problems
 
 _GRACE = 20.0
-"""Seconds between SIGTERM and exit; torchrun kills after 30."""
+"""Seconds between SIGTERM and exit. torchrun kills processes after 30."""
 _PAUSE = 0.2
 """Seconds between polls of the store or a folder."""
 _SLOW_FOLDER = 60.0
-"""Seconds until a network file system shows a new file on other machines."""
+"""Seconds to wait until a network file system shows a new file of another machine."""
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    # All processes must make the same calls to these methods.
+    # All processes must call these methods in the same order.
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
@@ -69,9 +69,10 @@ class Process:
         return values
 
     def run_on_all(self, work: Callable[[], T]) -> T:
-        """Call `work` in every process and return its result.
+        """Call `work` in every process and return the result of this one.
 
-        Raises ValueError in all processes if it fails in one.
+        With several processes, all of them raise ValueError if `work` raises a ValueError, OSError
+        or RuntimeError in any of them. A single process raises the original error.
         """
         if self.world_size == 1:
             return work()
@@ -79,7 +80,7 @@ class Process:
         try:
             result = work()
         except (ValueError, OSError, RuntimeError) as error:
-            problem = described(error)
+            problem = describe_error(error)
         problems = self.all_gather(problem)
         if any(problems):
             is_same = len(set(problems)) == 1
@@ -87,10 +88,7 @@ class Process:
         return cast(T, result)
 
     def run_on_first(self, work: Callable[[], object]) -> None:
-        """Call `work` in the first process while the others wait.
-
-        Raises ValueError in all processes if it fails.
-        """
+        """Call `work` in the first process while the others wait. Errors are as in `run_on_all`."""
         self.run_on_all(lambda: work() if self.is_first else None)
 
     @contextmanager
@@ -105,7 +103,8 @@ class Process:
         return self.group.agree(problem) if self.group is not None else problem
 
     def require_same(self, values: dict[str, object], remedy: str) -> None:
-        """Raise ValueError in every process if the values differ, naming the first difference."""
+        """Raise ValueError in every process if the values differ. The message names the first
+        difference."""
         gathered = self.all_gather(values)
         for rank, other in enumerate(gathered):
             for name in gathered[0] | other:
@@ -116,7 +115,8 @@ class Process:
                     )
 
     def require_shared(self, folder: Path) -> None:
-        """Raise ValueError in every process unless all see the first one's lock in this folder."""
+        """Raise ValueError in every process unless all of them see the lock file that the first
+        process has created in this folder."""
         expected = self.all_gather(_lock_in(folder))[0]
 
         def wait_for_lock() -> None:
@@ -134,7 +134,7 @@ class Process:
 
 def _lock_in(folder: Path) -> str | None:
     try:
-        os.listdir(folder)  # makes a network file system refresh
+        os.listdir(folder)  # refreshes a network file system
         return (folder / LOCK).read_text(encoding="utf-8")
     except OSError:
         return None
@@ -148,8 +148,9 @@ _group: Group | None = None
 def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> Iterator[Process]:
     """Join the processes started by `torchrun`, or run as a single process. Calls can be nested.
 
-    `device` is `cpu`, `cuda` or `cuda:N`; by default a GPU if available. All processes end if one
-    of them fails, or makes no progress for `stall_seconds` seconds.
+    `device` is `cpu`, `mps`, `cuda` or, with a single process, `cuda:N`. The default is a CUDA GPU
+    if available. With several processes, all end if one of them fails or makes no progress for
+    `stall_seconds` seconds.
     """
     global _group
     chosen = torch.device(resolve_device(device))
@@ -170,9 +171,9 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
     # The type stubs of torch lack stores.
     store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     attempt = _rendezvous(store, rank, world_size, stall_seconds)
-    _wait_after_sigterm()
+    _delay_exit_on_sigterm()
     dist.init_process_group(
-        # gloo lets hosts exchange data without waiting for their GPUs.
+        # With gloo for CPU tensors, processes exchange data without waiting for their GPUs.
         "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"{attempt}/torch", store),  # type: ignore[attr-defined]
         rank=rank,
@@ -191,7 +192,7 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
 
 
 def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
-    """Wait for all processes. Return an id of this attempt that all of them share.
+    """Wait for all processes. Return an id of this attempt to start, the same in all of them.
 
     When torchrun restarts processes, its store still has the keys of earlier attempts. The number
     of restarts does not identify an attempt, because every machine has its own count.
@@ -225,9 +226,9 @@ def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
     return attempt
 
 
-def _wait_after_sigterm() -> None:
-    """Exit with a delay after SIGTERM. torchrun sends it as soon as another process has failed, and
-    this one may be about to print the reason."""
+def _delay_exit_on_sigterm() -> None:
+    """Let SIGTERM end this process with a delay. torchrun sends the signal as soon as another
+    process has failed, and this one may be about to print the reason."""
 
     def exit_later(number: int, frame: FrameType | None) -> None:
         timer = threading.Timer(_GRACE, os._exit, (128 + number,))

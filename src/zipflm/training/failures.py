@@ -1,10 +1,10 @@
 """Stop all processes of a run if one of them fails.
 
-If a process fails, the others would wait in a collective operation. A thread in each process
-therefore polls the store of the process group: if a process has failed, or one on this machine has
-died, all exit within seconds and one of them prints the reason. torch does not offer this:
-`monitored_barrier` is limited to gloo and blames processes that are only waiting, and a main thread
-inside a collective cannot be interrupted.
+If a process fails, the others would keep waiting in a collective operation. A thread in each
+process therefore polls the store of the process group. If a process has reported a failure, or one
+on the same machine has died, all exit within seconds and one of them prints the reason. torch does
+not offer this: `monitored_barrier` is limited to gloo and blames processes that are only waiting,
+and a main thread inside a collective cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import torch.distributed as dist
 from zipflm.messages import describe_os_error, one_line
 
 _PATIENCE = 5.0
-"""Seconds to wait for other processes to report the same error."""
+"""Seconds to wait for other processes to report an error, or for the store to be reachable."""
 _PAUSE = 0.2
 """Seconds between polls of the store."""
 _RESUME = "add --resume to continue from the newest checkpoint"
 
 
 class Group:
-    """Stops all processes if one of them fails."""
+    """All processes of a run, seen from one of them."""
 
     def __init__(self, rank: int, world_size: int, attempt: str) -> None:
         self._rank, self._ranks = rank, range(world_size)
@@ -41,22 +41,23 @@ class Group:
         self._rounds = itertools.count()
         self._is_over = threading.Event()
         self._ending = threading.Lock()
-        """Held by the thread that ends this process, and never released."""
+        """Acquired by the thread that ends this process, and never released."""
         machine = _machine()
         self._store.set(f"location/{rank}", f"{machine}\n{os.getpid()}")
         locations = self._store.multi_get([f"location/{rank}" for rank in self._ranks])
-        self._neighbours: dict[int, int] = {}
+        self._neighbors: dict[int, int] = {}
         """Process ids on this machine, by rank."""
         for other, location in enumerate(locations):
             where, pid = location.decode().split("\n")
             if where == machine and other != rank:
-                self._neighbours[other] = int(pid)
+                self._neighbors[other] = int(pid)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def agree(self, problem: str) -> str:
-        """Return the problem that all processes report, or an empty string.
+        """Return the problem that any process reports, or an empty string if no process has one.
 
-        Ends all processes if they report different problems, or if one does not call this method.
+        All processes must call this, and all receive the same result. Ends all processes if they
+        report different problems, or if one has a problem and another does not call this in time.
         """
         reported = self._gather(problem)
         problems = {text for text in reported.values() if text}
@@ -65,27 +66,27 @@ class Group:
         return next(iter(problems), "")
 
     def end(self, error: Exception) -> NoReturn:
-        """End all processes because of an error in this one. One of them prints the reason."""
+        """End all processes because of an error in this one. One process prints the reason."""
         is_input = isinstance(error, ValueError | OSError)
         lost = _lost_connection(error)
         if not is_input and not lost:
             traceback.print_exception(error)
         try:
-            reported = self._gather(described(error))
+            reported = self._gather(describe_error(error))
         except RuntimeError:  # the process that hosts the store has exited
-            reported = {self._rank: described(error)}
+            reported = {self._rank: describe_error(error)}
         if lost:
             missing = [str(rank) for rank in self._ranks if rank not in reported]
             lost_to = f"process {', '.join(missing)}" if missing else "another process"
             reason = f"process {self._rank}: lost the connection to {lost_to} ({lost}); {_RESUME}"
         elif len(reported) == len(self._ranks) and len(set(reported.values())) == 1:
-            reason = described(error)
+            reason = describe_error(error)
         else:
             reason = list_problems(reported)
         self._end(reason, status=2 if is_input else 1)
 
     def leave(self) -> None:
-        """Wait until every process is done."""
+        """Wait until every process is done, and stop watching them."""
         keys = [f"done/{rank}" for rank in self._ranks]
         with suppress(RuntimeError):  # the process that hosts the store has left
             self._store.set(keys[self._rank], "")
@@ -97,8 +98,9 @@ class Group:
         time.sleep((1 if self._rank else 3) * _PAUSE)
 
     def _gather(self, problem: str) -> dict[int, str]:
-        """Collect the problems of all processes by rank. A process with a problem does not wait
-        long, because the others can be waiting for it elsewhere."""
+        """Collect the problems of all processes by rank (empty string: none). A process with a
+        problem waits only `_PATIENCE` seconds, because others can be waiting for it in a
+        collective."""
         round_number = next(self._rounds)
         keys = {rank: f"{round_number}/{rank}" for rank in self._ranks}
         self._store.set(keys[self._rank], problem)
@@ -109,13 +111,13 @@ class Group:
         return {rank: self._store.get(key).decode() for rank, key in present.items()}
 
     def _watch(self) -> None:
-        """End this process if another one has failed or died."""
+        """End this process if another one has failed or died, or the store is lost."""
         while not self._is_over.wait(_PAUSE):
             try:
                 if self._store.check(["failed"]):
                     self._ending.acquire()
                     os._exit(int(self._store.get("failed").split()[0]))
-                for rank, pid in self._neighbours.items():
+                for rank, pid in self._neighbors.items():
                     if not _is_running(pid) and not self._store.check([f"done/{rank}"]):
                         killed = f"process {rank} ended without a message (killed?); {_RESUME}"
                         self._end(killed, status=1)
@@ -125,7 +127,8 @@ class Group:
                 return
 
     def _end(self, reason: str, status: int) -> NoReturn:
-        """End this process and, through the store, all others. The first one prints the reason.
+        """End this process and, through the store, all others. The first to call this prints the
+        reason.
 
         Uses `os._exit`, because torch would wait for threads that never return from a collective.
         """
@@ -143,7 +146,7 @@ class Group:
 
 
 def _connect(attempt: str) -> Any:
-    """Open a second connection to the store. The one of the process group can be blocked."""
+    """Open a second connection to the store. The connection of the process group can be blocked."""
     # The type stubs of torch lack stores.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
@@ -160,7 +163,7 @@ def _machine() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return boot + os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux: failures are only detected by lost connections
+    except OSError:  # not Linux: a dead process is only detected by lost connections
         return uuid.uuid4().hex
 
 
@@ -175,15 +178,16 @@ def _is_running(pid: int) -> bool:
 
 
 def _lost_connection(error: Exception) -> str:
-    """Return the message of torch if the error is a lost connection."""
+    """Return torch's message if the error is a lost connection, and an empty string otherwise."""
     is_lost = isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo/" in str(error)
     )
     return str(error).split("] ")[-1].split("\n")[0] if is_lost else ""
 
 
-def described(error: BaseException) -> str:
-    """Return the error message on one line."""
+def describe_error(error: BaseException) -> str:
+    """Return the error message on one line. Errors other than ValueError and OSError start with
+    their type."""
     text = " ".join(
         (describe_os_error(error) if isinstance(error, OSError) else str(error)).split()
     )

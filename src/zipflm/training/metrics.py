@@ -1,4 +1,4 @@
-"""Counters of a run, and its log: JSON lines, text lines and a progress bar."""
+"""Counters of a run, and its log: JSON lines, printed lines, TensorBoard and a progress bar."""
 
 from __future__ import annotations
 
@@ -29,23 +29,26 @@ from zipflm.training.step import Learner, UpdateResult
 
 @dataclass
 class Tally:
-    """Counters of a run, saved with checkpoints.
+    """Counters of a run, saved with checkpoints except `should_stop`.
 
     Only training time counts: call `pause` before validating or saving and `resume` after it.
     """
 
     update: int = 0
-    """Number of the last update whose result was read."""
+    """Number of the last update whose result was added."""
     seconds: float = 0.0
+    """Training time."""
     compile_seconds: float = 0.0
     """Part of `seconds` in updates that compiled the model."""
     cpu_seconds: float | None = None
     """CPU time of this thread, without compilation; None if not measured. Other threads are
     excluded, because OpenMP threads can use CPU time while they wait."""
     skipped: int = 0
+    """Number of skipped updates: their loss or gradient was not finite."""
     skipped_in_a_row: int = 0
+    """Number of consecutive skipped updates up to now."""
     since_report: SinceReport = field(default_factory=SinceReport)
-    stop: bool = False
+    should_stop: bool = False
     """True if a process received a request to stop."""
 
     def __post_init__(self) -> None:
@@ -56,7 +59,7 @@ class Tally:
         for result in results:
             self.update += 1
             since.updates += 1
-            self.stop = self.stop or result.stop > 0
+            self.should_stop = self.should_stop or result.stop > 0
             if result.bad:
                 self.skipped += 1
                 self.skipped_in_a_row += 1
@@ -79,9 +82,10 @@ class Tally:
 
     @contextmanager
     def compiling(self, learner: Learner) -> Iterator[None]:
-        """Count the time of an update as compilation if it compiled a new version.
+        """Count the time of an update as compilation if it compiled a new copy of the function.
 
-        The update itself takes at most 1% of that time.
+        The update itself takes at most 1% of that time. With dynamic shapes, later compilations of
+        the same copy are not counted.
         """
         before, start, cpu_start = learner.num_versions, time.perf_counter(), time.thread_time()
         yield
@@ -103,13 +107,15 @@ class Log:
     ) -> None:
         self._run, self._max_updates, self._is_silent = run, max_updates, is_silent
         self._bar: Progress | None = None
-        self.output_closed = False
-        """True if the reader of stdout has exited (`| head`, or a `| tee` stopped by Ctrl-C)."""
+        self.is_output_closed = False
+        """True if the program that reads stdout has exited (`| head`, or a `| tee` stopped by
+        Ctrl-C)."""
         self._tensorboard = tensorboard and not is_silent
         self._events: Any = None
 
     def start(self, update: int) -> None:
-        """Open the TensorBoard log if requested. Start the bar if stdout is a terminal."""
+        """Open the TensorBoard log if requested. Start the bar if stdout is a terminal. `update` is
+        the number of updates done."""
         if self._tensorboard:
             self._events = _event_writer(self._run.path / "tensorboard")
         if sys.stdout.isatty() and not self._is_silent:
@@ -125,7 +131,8 @@ class Log:
             total = self._max_updates
             self._task = self._bar.add_task("", total=total, completed=update, stage="")
             self._bar.start()
-            self._bar.console.show_cursor(True)  # a signal can end the program at any time
+            # A signal can end the program before the bar would show the cursor again.
+            self._bar.console.show_cursor(True)
 
     def advance(self, update: int) -> None:
         if self._bar is not None:
@@ -150,7 +157,7 @@ class Log:
             self._events.close()
 
     def info(self, text: str) -> None:
-        if self._is_silent or self.output_closed:
+        if self._is_silent or self.is_output_closed:
             return
         text = one_line(text)
         if self._bar is not None:
@@ -160,7 +167,7 @@ class Log:
             try:
                 print(text, flush=True)
             except BrokenPipeError:
-                self.output_closed = True
+                self.is_output_closed = True
 
     def report(self, line: LogLine) -> None:
         if self._is_silent:
@@ -236,7 +243,7 @@ def _event_writer(path: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError(
-            "training.tensorboard=true: the package is not installed; pip install "
-            "tensorboard, or leave it off: log.jsonl has the same numbers"
+            "training.tensorboard=true: TensorBoard is not installed; pip install tensorboard, or "
+            "leave this setting off: log.jsonl has the same numbers"
         ) from None
     return SummaryWriter(path)

@@ -1,8 +1,9 @@
 """Muon that updates all matrices of the same shape together, and can skip an update on the device.
 
-`torch.optim.Muon` works on one matrix at a time. With six matrices per layer, launching hundreds of
-small operations takes longer than the GPU needs for the whole update. Here matrices of the same
-shape are stacked for the Newton-Schulz iteration. Results agree up to rounding.
+`torch.optim.Muon` works on one matrix at a time. With six or more matrices per layer, launching
+hundreds of small operations takes longer than the GPU needs to run them. Here matrices of the same
+shape are stacked for the Newton-Schulz iteration, unless they are sharded. Results agree up to
+rounding.
 
 Shapes: L matrices of one shape, M rows, N columns.
 """
@@ -17,15 +18,17 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zipflm.training.parallel import like_shard, local_shard, part_here
+from zipflm.training.parallel import like_shard, local_shard, local_slices
 
 
 class StackedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` that skips the step if `found_inf`, a tensor on the device, is not 0."""
+    """`torch.optim.Muon` with the two attributes of the fused optimizers of torch, scalar tensors
+    on the device."""
 
     found_inf: Tensor | None = None
+    """If this is 1, the step is skipped."""
     grad_scale: Tensor | None = None
-    """Gradients are divided by this, as in the fused optimizers of torch."""
+    """Gradients are divided by this."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -38,8 +41,8 @@ class StackedMuon(torch.optim.Muon):
                     self._step_sharded(p, group)
                 else:
                     by_shape.setdefault(p.shape, []).append(p)
-            for same in by_shape.values():
-                self._step_stacked(same, group)
+            for same_shape in by_shape.values():
+                self._step_stacked(same_shape, group)
 
     def _step_stacked(self, params: Sequence[Tensor], group: dict[str, Any]) -> None:
         lr, buffers = group["lr"], [self._buffer(p) for p in params]
@@ -48,7 +51,7 @@ class StackedMuon(torch.optim.Muon):
             buffer_LMN, torch.stack([_gradient(p) for p in params]), group
         )
         torch._foreach_copy_(buffers, list(buffer_LMN))
-        update_LMN = _orthogonalized(direction_LMN, group)
+        update_LMN = _orthogonalize(direction_LMN, group)
         good = self._is_good(direction_LMN.device)
         if group["weight_decay"]:
             torch._foreach_mul_(list(params), 1 - lr * group["weight_decay"] * good)
@@ -58,16 +61,16 @@ class StackedMuon(torch.optim.Muon):
         )
 
     def _step_sharded(self, p: DTensor, group: dict[str, Any]) -> None:
-        """Step for a sharded matrix.
+        """Update a sharded matrix.
 
-        Only the iteration needs the whole matrix. Every process gathers it, which takes less time
+        Only the iteration needs the full matrix. Every process gathers it, which takes less time
         than exchanging parts for each product and rounds as in a single process.
         """
         lr, shard = group["lr"], local_shard(p)
         buffer, gradient = (local_shard(x) for x in (self._buffer(p), _gradient(p)))
         direction = self._update_momentum(buffer, gradient, group).to(_precision(shard.device))
-        whole_MN = cast(DTensor, like_shard(direction, p)).full_tensor()
-        update = _orthogonalized(whole_MN.unsqueeze(0), group)[0][part_here(p)]
+        full_MN = cast(DTensor, like_shard(direction, p)).full_tensor()
+        update = _orthogonalize(full_MN.unsqueeze(0), group)[0][local_slices(p)]
         good = self._is_good(shard.device)
         if group["weight_decay"]:
             shard.mul_(1 - lr * group["weight_decay"] * good)
@@ -87,7 +90,7 @@ class StackedMuon(torch.optim.Muon):
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if self.found_inf is not None:
-            # With itself as the gradient, the buffer does not change.
+            # To skip the update, use the buffer as the gradient, which leaves it unchanged.
             gradient = torch.where(self.found_inf != 0, buffer, gradient)
         buffer.lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
@@ -103,12 +106,12 @@ def _gradient(p: Tensor) -> Tensor:
     return p.grad
 
 
-def _orthogonalized(matrices_LMN: Tensor, group: dict[str, Any]) -> Tensor:
+def _orthogonalize(matrices_LMN: Tensor, group: dict[str, Any]) -> Tensor:
     return orthogonalize(matrices_LMN, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
 
 def _precision(device: torch.device) -> torch.dtype:
-    """Return the type of the iteration: bfloat16 as in torch, but float32 on a CPU, where bfloat16
+    """Return the dtype of the iteration: bfloat16 as in torch, but float32 on a CPU, where bfloat16
     can take twenty times as long."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
@@ -116,7 +119,7 @@ def _precision(device: torch.device) -> torch.dtype:
 def orthogonalize(
     matrices_LMN: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Move the singular values of each matrix towards 1 (Newton-Schulz)."""
+    """Return matrices with the same singular vectors and singular values near 1 (Newton-Schulz)."""
     a, b, c = coefficients
     x = matrices_LMN.to(_precision(matrices_LMN.device))
     is_tall = x.shape[1] > x.shape[2]

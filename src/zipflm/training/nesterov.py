@@ -29,8 +29,9 @@ from zipflm.training.parallel import local_shard
 class NesterovMomentum(torch.optim.Optimizer):
     """Nesterov momentum that never waits for the device.
 
-    As in the fused optimizers of torch, two scalar tensors on the device can be set: gradients are
-    divided by `grad_scale`, and if `found_inf` is 1, neither weights nor momentum change.
+    It has the two attributes of the fused optimizers of torch, scalar tensors on the device:
+    gradients are divided by `grad_scale`, and if `found_inf` is 1, neither weights nor momentum
+    change.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class NesterovMomentum(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient. Gradients can be overwritten."""
+        """Update every parameter that has a gradient. This can overwrite the gradients."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
@@ -58,7 +59,7 @@ class NesterovMomentum(torch.optim.Optimizer):
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         weights = [local_shard(p) for p in params]
         if decay:
-            # Decoupled, as in the authors' code; torch would add it to the gradient.
+            # Decay is decoupled, as in the authors' code; torch would add it to the gradient.
             good = 1.0 if self.found_inf is None else 1 - self.found_inf
             torch._foreach_mul_(weights, 1 - lr * decay * good)
         sgd(

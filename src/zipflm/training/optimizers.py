@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from zipflm.runs.sharded import StoredTensors
 
 TABLES = ("table", "embeddings", "clusters", "bytes", "symbols")
-"""Parts of the names of weights with one row per word, byte or class."""
+"""Name parts of weights with one row per id (`table`, `embeddings`), per tail band of the adaptive
+softmax (`clusters`), per byte, or per special token of a character CNN (`symbols`)."""
 
 
 def build(config: OptimizerConfig, model: nn.Module) -> list[Optimizer]:
@@ -69,7 +70,7 @@ def _muon(config: Muon, matrices: list[nn.Parameter]) -> Optimizer:
 def _adamw(
     config: AdamW, kinds: Mapping[str, list[nn.Parameter]], sparse: list[nn.Parameter]
 ) -> list[Optimizer]:
-    # A fused operator needs weights that are either all sharded or all whole.
+    # A fused operator needs weights that are either all sharded or all unsharded.
     groups = [
         {
             "params": group_params,
@@ -90,7 +91,7 @@ def _adamw(
 
 def parameter_kinds(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Group all parameters: matrices of the decoder layers, tables, tables with sparse gradients,
-    projections, vectors."""
+    projections (all other matrices, and convolutions), and vectors (including scalars)."""
     kinds: dict[str, list[nn.Parameter]] = {
         "matrices": [],
         "tables": [],
@@ -135,9 +136,10 @@ def prepare_recording(optimizers: Sequence[Optimizer]) -> None:
 
 
 def step(optimizers: Sequence[Optimizer], divisor: Tensor, bad: Tensor) -> None:
-    """Update with gradients divided by `divisor`, or skip if `bad` is 1. Then clear the gradients.
+    """Update with gradients divided by `divisor`, or skip the update if `bad` is True. Then clear
+    the gradients.
 
-    Both arguments are scalars on the device.
+    Both arguments are scalar tensors on the device.
     """
     for optimizer in optimizers:
         if isinstance(optimizer, SparseAdam):
@@ -160,7 +162,7 @@ def _step_sparse(optimizer: SparseAdam, divisor: Tensor, bad: Tensor) -> None:
 
 
 def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of all optimizers by `weight/state`, sharded like the weights.
+    """Return the state of all optimizers as `parameter name/state name`, sharded like the weights.
 
     The tensors are not copied: save them before the next update.
     """
@@ -184,7 +186,7 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
         param = params[name]
         if shape == tuple(param.shape):
             tensors[full_name] = torch.zeros_like(param)
-        else:  # a count
+        else:  # a step count
             tensors[full_name] = torch.zeros(shape, device=param.device)
         owners[param].state[param][key] = tensors[full_name]
     stored.load_into(tensors)

@@ -1,7 +1,7 @@
 """Train models with several processes: DDP, FSDP2, and initialization after sharding.
 
-A process holds only its own shards and, during initialization, one whole parameter at a time. From
-a checkpoint it reads only its shards.
+Of sharded parameters, a process holds only its own shards and, during initialization, one full
+parameter at a time. From a checkpoint it reads only its shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from zipflm.training.distributed import Process
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Move a model to the device, allocating uninitialized memory for meta tensors."""
+    """Allocate a model on the device. Only buffers that are not on the meta device keep their
+    values; parameters are uninitialized."""
     known = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
     model.to_empty(device=device)
     for name, buffer in model.named_buffers():
@@ -46,7 +47,7 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 def fill(model: nn.Module, values: Values) -> None:
     """Set the values of every parameter, or of the shard of this process."""
     for name, param in model.named_parameters():
-        local_shard(param).copy_(values(name, part_here(param)))
+        local_shard(param).copy_(values(name, local_slices(param)))
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -57,8 +58,8 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def part_here(tensor: Tensor) -> Part:
-    """Return the slices of `local_shard` in the whole tensor; empty if this process has no part."""
+def local_slices(tensor: Tensor) -> Part:
+    """Return the slices of the full tensor that `local_shard` holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(
@@ -68,7 +69,8 @@ def part_here(tensor: Tensor) -> Part:
 
 
 def like_shard(part: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor with the layout of `other`. `part` is the shard of this process."""
+    """Return a tensor that is sharded like `other`, or unsharded if `other` is. `part` is the shard
+    of this process."""
     local = local_shard(other)
     part = part.to(local.device)
     if not isinstance(other, DTensor):
@@ -87,13 +89,14 @@ Parallel = Literal["ddp", "fsdp"]
 Tables = Literal["replicated", "sharded"]
 
 
-def shards(process: Process, parallel: Parallel) -> bool:
-    """Return True if the model is sharded over processes."""
+def should_shard(process: Process, parallel: Parallel) -> bool:
+    """Return True if FSDP shards the model over processes."""
     return process.world_size > 1 and parallel == "fsdp"
 
 
-def share_tables(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
-    """Shard the tables of the model if configured. Return the names of the sharded ones."""
+def shard_tables_if_configured(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
+    """Shard the tables over the processes with `tables="sharded"`. Return the names of the sharded
+    ones."""
     if process.world_size == 1 or tables == "replicated":
         return []
     return shard_tables(model, TableShards(_mesh(process)))
@@ -108,22 +111,23 @@ def wrap(
     fill: Callable[[], None],
     tables: Sequence[str] = (),
 ) -> nn.Module:
-    """Wrap `scorer`, which contains `model`, in DDP or FSDP, and move it to the device.
+    """Move `scorer`, which contains `model`, to the device, and wrap it in DDP or FSDP if there are
+    several processes.
 
-    `fill` allocates and initializes the model after sharding. `policy` is for FSDP. `tables` are
-    already sharded by `share_tables`, so DDP and FSDP ignore them.
+    `fill` moves the model, or allocates and initializes it, after sharding. `policy` is for FSDP.
+    `tables` are already sharded by `shard_tables_if_configured`, so DDP and FSDP ignore them.
     """
-    if shards(process, parallel):
+    if should_shard(process, parallel):
         _shard(scorer, model, process, policy, {model.get_parameter(name) for name in tables})
     fill()
-    if process.world_size == 1 or shards(process, parallel):
+    if process.world_size == 1 or should_shard(process, parallel):
         return scorer
     # DDP supports sparse gradients only in torch layers; `step` averages ours.
     _ignore_in_ddp({*(model.get_parameter(name) for name in tables), *sparse_tables(model)}, scorer)
     ids = [process.device.index] if process.device.type == "cuda" else None
     with warnings.catch_warnings():
         # torch 2.13 renames `broadcast_buffers`, which 2.11 needs. Our buffers are constants, such
-        # as the spelling of every word, and too large to send at every step.
+        # as the bytes of every word, and too large to send at every step.
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(
             scorer, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
@@ -147,7 +151,8 @@ def _shard(
     policy: MixedPrecisionPolicy,
     tables: set[nn.Parameter],
 ) -> None:
-    """Shard every layer of the decoder, the tables, and then the rest, each as its own unit."""
+    """Shard every layer of the decoder, the tables unless they are already sharded, and then the
+    rest, each as its own unit."""
     mesh = _mesh(process)
     # FSDP rejects empty weights, such as the clusters of a softmax without tails.
     empty = {param for param in model.parameters() if not param.numel()}
@@ -176,11 +181,11 @@ def _shard_tables(
         register_fsdp_forward_method(model.output, method)
 
 
-def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecisionPolicy:
-    """Return the types in which FSDP exchanges weights and gradients. Master weights are float32.
+def sharded_precision(precision: Precision, is_accumulated: bool) -> MixedPrecisionPolicy:
+    """Return the dtypes in which FSDP exchanges weights and gradients. Master weights are float32.
 
     Autocast rounds the weights of every product to bfloat16 anyway, so they are sent as bfloat16.
-    So are gradients, unless several batches are accumulated: FSDP accumulates in the type it
+    So are gradients, unless several batches are accumulated: FSDP accumulates in the dtype it
     sends, and bfloat16 would lose small addends. The range of float16 is too narrow for sums of
     gradients over processes, so float16 only uses autocast.
     """
@@ -188,7 +193,7 @@ def sharded_precision(precision: Precision, accumulates: bool) -> MixedPrecision
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
         param_dtype=torch.bfloat16,
-        reduce_dtype=torch.float32 if accumulates else torch.bfloat16,
+        reduce_dtype=torch.float32 if is_accumulated else torch.bfloat16,
         cast_forward_inputs=False,
     )
 
@@ -204,6 +209,6 @@ def accumulating(scorer: nn.Module, is_last: bool) -> Iterator[None]:
         scorer.set_requires_gradient_sync(is_last)
         yield
         return
-    waits = isinstance(scorer, DistributedDataParallel) and not is_last
-    with scorer.no_sync() if waits else nullcontext():  # type: ignore[operator]
+    should_delay = isinstance(scorer, DistributedDataParallel) and not is_last
+    with scorer.no_sync() if should_delay else nullcontext():  # type: ignore[operator]
         yield

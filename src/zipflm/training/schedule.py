@@ -1,7 +1,7 @@
 """Learning rate schedules.
 
 The first update uses `learning_rate(schedule, 0, ...)`, as in the authors' code. Skipped updates
-count as updates (see `step`); in the authors' code they do not.
+count as updates here (see `step`), but not in the authors' code.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from dataclasses import replace
 
 from zipflm.config import Config, CosineCycles, ScheduleConfig, WarmupDecay
 
-_LOW = 0.2  # fraction of the peak
+_MAX_FINAL_LR = 0.2
+"""Warn if the last learning rate is a larger fraction of the peak than this."""
 
 
 def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
-    """Return the factor for the learning rate of every group after `update` updates.
+    """Return the factor on the base learning rate of every group after `update` updates.
+
+    Nesterov's base learning rate is 1, so for it the factor is the learning rate.
 
     >>> [learning_rate(CosineCycles(), update, 286_000) for update in (0, 16_000, 34_000)]
     [1e-07, 1.0, 0.75]
@@ -27,8 +30,8 @@ def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> fl
     return _warmup_decay(schedule, update, max_updates)
 
 
-def stretched(config: Config, max_updates: int) -> Config:
-    """Stretch the schedule to another number of updates."""
+def stretch_schedule(config: Config, max_updates: int) -> Config:
+    """Set `max_updates`, stretch the schedule to it, and clear `epochs`."""
     training = config.training
     ratio = max_updates / training.max_updates
     schedule = training.schedule
@@ -48,7 +51,7 @@ def high_end_warning(config: Config) -> str | None:
     if not isinstance(schedule, CosineCycles) or not schedule.max_lr:
         return None
     last = learning_rate(schedule, updates - 1, updates) / schedule.max_lr
-    if updates > schedule.warmup_updates and last < _LOW:
+    if updates > schedule.warmup_updates and last < _MAX_FINAL_LR:
         return None
     return (
         f"training.max_updates={updates}: the learning rate is still at {last:.0%} of its peak in "
@@ -62,10 +65,10 @@ def _cosine_cycles(schedule: CosineCycles, update: int) -> float:
     if since < 0:
         step = (schedule.max_lr - schedule.warmup_from) / schedule.warmup_updates
         return schedule.warmup_from + update * step
-    length, height = schedule.first_cycle, 1.0
+    length, scale = schedule.first_cycle, 1.0
     while since >= length:
-        since, length, height = since - length, 2 * length, height * schedule.shrink
-    low, high = height * schedule.min_lr, height * schedule.max_lr
+        since, length, scale = since - length, 2 * length, scale * schedule.shrink
+    low, high = scale * schedule.min_lr, scale * schedule.max_lr
     return low + 0.5 * (high - low) * (1 + math.cos(math.pi * since / length))
 
 

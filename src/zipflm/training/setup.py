@@ -20,8 +20,8 @@ from zipflm.runs.load import empty_model, first_values
 from zipflm.runs.provenance import origin_of
 from zipflm.runs.records import ImportedState, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
-from zipflm.training.carried_state import carried_state
-from zipflm.training.checks import SAME, require_weights_of
+from zipflm.training.carried_state import build_carried_state
+from zipflm.training.checks import SAME_INPUTS_REMEDY, require_weights_of
 from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import high_end_warning
@@ -31,7 +31,7 @@ from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, to
 
 @dataclass
 class Run:
-    """State of a run in one process; the counters are the same in all processes."""
+    """State of a run in one process. The counters are the same in all processes."""
 
     config: Config
     data: DataFolder
@@ -43,12 +43,12 @@ class Run:
     log: Log
     update: int
     """Number of updates done."""
-    whole_validation: bool = True
-    """Score the whole validation set when a checkpoint is saved and at the end."""
+    full_validation: bool = True
+    """Score the full validation set at validations after which a checkpoint is saved."""
     best_loss: float | None = None
     """Lowest validation loss so far, on the sample that every validation scores."""
     since_best: int = 0
-    """Number of validations since the lowest loss."""
+    """Number of validations since the one with the lowest loss."""
 
     def record_validation(self, loss: float | None) -> None:
         best = math.inf if self.best_loss is None else self.best_loss
@@ -63,14 +63,16 @@ class Run:
         return 0 < self.config.training.patience <= self.since_best
 
     @property
-    def should_save(self) -> bool:
-        """True if the last validation requires a checkpoint."""
+    def should_save_after_validation(self) -> bool:
+        """True if the last validation requires a checkpoint: with `patience`, if it lowered the
+        loss or ends the run."""
         has_improved = self.config.training.patience > 0 and self.since_best == 0
         return self.should_stop_early or has_improved
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
-    """Yield lines with the parameters of each part of the model and the batches of an update."""
+    """Yield lines with the parameter counts of the model, the batches of an update, and notes on
+    compilation and sharding."""
     parts = config.params_by_part()
     width = max(map(len, parts))
     yield f"{config.name}: {config.num_params():,} parameters"
@@ -80,8 +82,8 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     if config.training.compile and config.decoder.is_compilable:
         yield "the first update compiles the model, which can take several minutes"
     if config.training.tables == "sharded" and process.world_size > 1:
-        rest = "; only the decoder is compiled" if config.training.compile else ""
-        yield f"the tables are sharded over {process.world_size} devices{rest}"
+        note = "; only the decoder is compiled" if config.training.compile else ""
+        yield f"the tables are sharded over {process.world_size} devices{note}"
 
 
 def _update_line(config: Config, process: Process, block: int) -> str:
@@ -106,9 +108,9 @@ def open_run(
     other_text: bool,
     initial: Checkpoint | None,
 ) -> Run | None:
-    """Open a run for its next update. Return None if it is finished.
+    """Start or resume a run. Return None if it is already finished.
 
-    Raises ValueError if it cannot be started or continued in this folder.
+    Raises ValueError if it cannot be started or resumed in this folder, or does not fit in memory.
     """
     resuming.check(folder, config, data, resume=resume, other_text=other_text)
     training = config.training
@@ -125,7 +127,7 @@ def open_run(
     origin = None
     if initial is not None and latest is None:
         origin = origin_of(initial)
-        process.require_same({"the initial weights": origin.weights}, SAME)
+        process.require_same({"the initial weights": origin.weights}, SAME_INPUTS_REMEDY)
         process.run_on_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
     process.run_on_first(lambda: data.verify(*used))
@@ -154,13 +156,13 @@ def open_run(
         "over more devices with training.parallel=fsdp"
     )
     with explain_out_of_memory(remedy):
-        return start(config, data, folder, process, log, latest, initial)
+        return _build_run(config, data, folder, process, log, latest, initial)
 
 
 def newest_valid(
     folder: RunFolder, process: Process, warn: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Return the newest valid checkpoint, or None if the run has no checkpoints.
+    """Return the newest undamaged checkpoint, or None if the run has no checkpoints.
 
     Each process verifies some of the files. Raises ValueError in all processes if every checkpoint
     is damaged, or if the processes do not see the same ones.
@@ -198,7 +200,7 @@ def _is_finished(config: Config, checkpoint: Checkpoint) -> bool:
     return checkpoint.update >= training.max_updates
 
 
-def start(
+def _build_run(
     config: Config,
     data: DataFolder,
     folder: RunFolder,
@@ -207,8 +209,8 @@ def start(
     latest: Checkpoint | None,
     initial: Checkpoint | None = None,
 ) -> Run:
-    """Continue after the checkpoint `latest`, or start a new run with the weights of `initial` or
-    random ones."""
+    """Build a run that continues after the checkpoint `latest`, or a new one with the weights of
+    `initial` or random ones."""
     model = empty_model(config, data.vocabulary)
     weights = latest or initial
     if weights is None:
@@ -236,13 +238,13 @@ def start(
         tally.cpu_seconds = None
     block = block_at(config, tally.update)
     stream = Stream(config, data.tokens("train"), process, position, block)
-    learner.carried = carried_state(config, model, process, block)
+    learner.carried = build_carried_state(config, model, process, block)
     run = Run(config, data, folder, process, learner, stream, tally, log, tally.update)
     if latest is not None and state is not None:
         stored = latest.stored_optimizer()
         optimizers.load_tensors(learner.optimizers, model, stored)
         learner.scale.load(state.loss_scale)
-        if learner.carried is not None and stream.position == position:  # the same rows continue
+        if learner.carried is not None and stream.position == position:  # the rows continue
             learner.carried.load(stored)
         run.best_loss, run.since_best = state.best_loss, state.since_best
     return run
@@ -260,7 +262,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def explain_out_of_memory(remedy: str) -> Iterator[None]:
-    """Raise ValueError with this remedy if memory runs out."""
+    """Raise ValueError with the message `remedy` if memory runs out."""
     try:
         yield
     except RuntimeError as error:
@@ -270,7 +272,7 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
 
 
 def remedy_for_updates(config: Config) -> str:
-    """Return the message for an update that does not fit into memory."""
+    """Return the error message for an update that does not fit in memory."""
     tokens = config.batches.tokens
     remedy = (
         f"batches.tokens={tokens}: not enough memory for a batch of this size; lower it, for "

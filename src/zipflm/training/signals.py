@@ -18,8 +18,9 @@ _MESSAGE = (
 class StopSignal:
     """Context manager in which a signal stops training after the current update.
 
-    Until `arm` is called, there is nothing to save and signals have their usual effect. After that,
-    the first signal sets `is_requested` and prints a message; a second one has its usual effect.
+    Until `arm` is called, after the first update, signals have their usual effect, because there is
+    nothing to save. After that, the first signal sets `is_requested` and prints a message; a second
+    one has its usual effect.
 
     With several processes, all signals only set `is_requested`, from the start: torchrun forwards
     the signals that the processes already received from the terminal, sends SIGTERM when another
@@ -28,29 +29,31 @@ class StopSignal:
 
     is_requested: bool = False
 
-    def __init__(self, is_alone: bool = True) -> None:
-        self._is_alone = is_alone
-        self._before: dict[int, Any] = {}
+    def __init__(self, is_single_process: bool = True) -> None:
+        self._is_single_process = is_single_process
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if not self._is_alone:
+        if not self._is_single_process:
             self.arm()
         return self
 
     def arm(self) -> None:
-        """From now on, let the first signal only request a stop."""
+        """Install the handlers. Does nothing in other threads than the main one."""
         is_main = threading.current_thread() is threading.main_thread()
-        if not self._before and is_main:  # only the main thread can set handlers
-            self._before = {number: signal.signal(number, self._request) for number in _SIGNALS}
+        if not self._previous_handlers and is_main:  # only the main thread can set handlers
+            self._previous_handlers = {
+                number: signal.signal(number, self._request) for number in _SIGNALS
+            }
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.is_requested = True
-        if self._is_alone:
+        if self._is_single_process:
             self._restore()
             _write(_MESSAGE)
 
     def _restore(self) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def __exit__(
@@ -63,7 +66,7 @@ class StopSignal:
 
 
 def _write(text: str) -> None:
-    """Write to stderr from a signal handler. `print` is not reentrant, so it cannot be used."""
+    """Write to stderr from a signal handler, where `print` cannot be used: it is not reentrant."""
     try:
         descriptor = sys.__stderr__.fileno()  # type: ignore[union-attr]
         if os.isatty(descriptor):

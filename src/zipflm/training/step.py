@@ -1,12 +1,12 @@
 """One update: forward and backward over its micro-batches, then clip and apply the gradients.
 
-The loss of an update is the summed nll of all scored tokens, over all micro-batches and processes,
-divided by the number of these tokens. Gradients are accumulated as sums and divided once, so an
-update does not depend on how its tokens are distributed.
+The loss of an update is the summed negative log-likelihood (nll) of all scored tokens, over all
+micro-batches and processes, divided by the number of scored tokens. Gradients are accumulated as
+sums and divided once, so an update does not depend on how its tokens are distributed.
 
-Nothing in this file waits for the device. Non-finite losses and gradients are detected there, and
-the optimizers skip the update there. The host reads the result one update later (`ResultReader`),
-so it stays one update ahead of the device.
+`update` does not wait for the device, except for sparse gradients. Non-finite losses and gradients
+are detected on the device, and the optimizers skip the update there. The host reads the result one
+update later (`ResultReader`), so it stays one update ahead of the device.
 
 For this reason a skipped update, which occasionally happens with float16, still uses up its batches
 and one step of the schedule. fairseq does not count skipped updates, so it has to wait for the
@@ -31,20 +31,24 @@ from zipflm.model.inputs import UniqueTokens, sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import optimizers, parallel
-from zipflm.training.carried_state import CarriedState, carried_state
+from zipflm.training.carried_state import CarriedState, build_carried_state
 from zipflm.training.compilation import Compilation
 from zipflm.training.distributed import Process
 from zipflm.training.parallel import local_shard
 from zipflm.training.stream import accumulation, blocks_of
 
-_CLIP_EPS = 1e-6  # fairseq's
-_SCALE_START = 128.0  # fairseq's; the loss is a sum over tokens, so no large factor is needed
+_CLIP_EPS = 1e-6
+"""Added to the gradient norm before dividing by it, as in fairseq."""
+_SCALE_START = 128.0
+"""Initial loss scale, as in fairseq. The loss is a sum over tokens, so no large factor is
+needed."""
 _SCALE_WINDOW = 2000
+"""Number of good updates after which the loss scale is doubled."""
 
 
 class Scorer(nn.Module):
     """Module whose forward is `LanguageModel.nll_sum`, for DDP and FSDP. Given a decoder state, it
-    also returns the state after the words."""
+    also returns the state after the last token."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -65,8 +69,8 @@ class Scorer(nn.Module):
 
 
 class LossScale:
-    """The loss scale for float16: halved when gradients overflow, doubled after 2000 updates
-    without an overflow. Other precisions use 1."""
+    """The loss scale for float16: halved after an update with a non-finite loss or gradient,
+    doubled after 2000 good updates since it last changed. Other precisions use 1."""
 
     def __init__(self, is_used: bool, device: torch.device) -> None:
         self._is_used = is_used
@@ -78,34 +82,36 @@ class LossScale:
             return
         # In place, because a CUDA graph reads these tensors.
         num_good = torch.where(bad, 0.0, self.num_good + 1)
-        grows = num_good >= _SCALE_WINDOW
-        self.value.mul_(torch.where(bad, 0.5, torch.where(grows, 2.0, 1.0)))
-        self.num_good.copy_(torch.where(grows, 0.0, num_good))
+        should_grow = num_good >= _SCALE_WINDOW
+        self.value.mul_(torch.where(bad, 0.5, torch.where(should_grow, 2.0, 1.0)))
+        self.num_good.copy_(torch.where(should_grow, 0.0, num_good))
 
     def dump(self) -> tuple[float, float] | None:
-        """Return the scale and the number of good updates in a row, or None if scaling is off."""
+        """Return the scale and the number of good updates since it last changed, or None if scaling
+        is off."""
         return (self.value.item(), self.num_good.item()) if self._is_used else None
 
     def load(self, saved: tuple[float, float] | None) -> None:
-        """Restore the result of `dump`. None keeps the default, for runs that change precision."""
+        """Restore the result of `dump`. None keeps the initial scale: the run was saved with
+        another precision."""
         if self._is_used and saved is not None:
             self.value.fill_(saved[0])
             self.num_good.fill_(saved[1])
 
 
 class UpdateResult(NamedTuple):
-    """Results of an update, summed over all processes."""
+    """Results of an update over all processes."""
 
     nll: float
-    """Sum over all scored tokens."""
+    """Summed nll of all scored tokens, in nats."""
     tokens: float
     """Number of scored tokens."""
     words: float
     """Number of scored tokens that end a word."""
     norm: float
-    """Norm of the gradient of the mean, before clipping."""
+    """Norm of the gradient of the mean nll, before clipping."""
     bad: float
-    """1 if the update was skipped."""
+    """1 if the update was skipped, else 0."""
     stop: float
     """Number of processes that received a request to stop."""
 
@@ -116,7 +122,7 @@ class Learner:
 
     model: LanguageModel
     scorer: nn.Module
-    """The `Scorer`, wrapped in DDP or FSDP."""
+    """The `Scorer`, wrapped in DDP or FSDP if there are several processes."""
     optimizers: list[Optimizer]
     scale: LossScale
     process: Process
@@ -125,7 +131,7 @@ class Learner:
     ends_word: Tensor | None = None
     """[V] on the device, True for ids that end a word. None if all do."""
     compilation: Compilation | None = None
-    """None if compilation is off."""
+    """None if compilation is off or the decoder cannot be compiled."""
     tables: Sequence[nn.Parameter] = ()
     """Tables sharded by rows (`model.sharded_tables`)."""
     carried: CarriedState | None = None
@@ -133,7 +139,7 @@ class Learner:
 
     @property
     def compiled(self) -> bool | None:
-        """True if all training so far ran compiled; None if compilation is off."""
+        """True if all updates of this process ran compiled; None without compilation."""
         return None if self.compilation is None else self.compilation.is_complete
 
     @property
@@ -150,23 +156,23 @@ def build_learner(
 ) -> Learner:
     """Move a model to its device and create everything needed to train it.
 
-    A model on the meta device is allocated on the device and initialized by `fill`. `ends_word` [V]
-    marks the ids that end a word; by default all do.
+    With `fill`, the model can be on the meta device: it is allocated, and `fill` sets its weights.
+    `ends_word` [V] marks the ids that end a word; by default all do.
     """
     training = config.training
     model.decoder.set_recompute(training.recompute)
-    tables = parallel.share_tables(model, process, training.tables)
+    tables = parallel.shard_tables_if_configured(model, process, training.tables)
     scorer = Scorer(model)
     compilation = None
     if training.compile and config.decoder.is_compilable:
         # FSDP gathers weights between layers, and sharded tables exchange tokens before the first
         # and after the last layer, outside compiled code. Sparse gradients cannot be compiled.
-        shards = parallel.shards(process, training.parallel) or bool(tables)
-        by_layer = shards or config.input.sparse
+        is_sharded = parallel.should_shard(process, training.parallel) or bool(tables)
+        by_layer = is_sharded or config.input.sparse
         compilation = Compilation(
             model.decoder.layers if by_layer else [scorer], config.batches.blocks.has_one_length
         )
-    accumulates = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
+    is_accumulated = max(accumulation(config, process, block) for block in blocks_of(config)) > 1
 
     def move() -> None:
         if fill is None:
@@ -175,7 +181,7 @@ def build_learner(
         parallel.allocate(model, process.device)
         fill()
 
-    policy = parallel.sharded_precision(training.dtype, accumulates)
+    policy = parallel.sharded_precision(training.dtype, is_accumulated)
     wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, move, tables)
     return Learner(
         model=model,
@@ -188,14 +194,14 @@ def build_learner(
         ends_word=None if ends_word is None else ends_word.to(process.device),
         compilation=compilation,
         tables=[model.get_parameter(name) for name in tables],
-        carried=carried_state(config, model, process, config.batches.block),
+        carried=build_carried_state(config, model, process, config.batches.block),
     )
 
 
 def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
     """Run one update on its micro-batches. Return an `UpdateResult` as a tensor on the device.
 
-    `stop` tells the other processes to stop; it can be a tensor [1] on the device.
+    `stop` requests all processes to stop. It can be a tensor [1] on the device.
     """
     device = learner.process.device
     sums = torch.zeros(3, dtype=dtype_of_sums(device), device=device)
@@ -224,19 +230,22 @@ def backward(learner: Learner, nll: Tensor) -> None:
 
 
 def sums_of(learner: Learner, batch: Batch, nll: Tensor) -> Tensor:
-    """Return nll, tokens and words of a micro-batch, for `apply_gradients`."""
-    ends = batch.scored
+    """Return the nll and the numbers of tokens and words of a micro-batch, as a tensor [3]."""
+    ends_word = batch.scored
     if learner.ends_word is not None:
-        ends = ends & learner.ends_word[batch.targets]
+        ends_word = ends_word & learner.ends_word[batch.targets]
     dtype = dtype_of_sums(nll.device)
     return torch.stack(
-        [value.to(dtype) for value in (nll.detach(), batch.scored.sum(), ends.sum())]
+        [value.to(dtype) for value in (nll.detach(), batch.scored.sum(), ends_word.sum())]
     )
 
 
 @torch.no_grad()
 def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False) -> Tensor:
-    """Divide, clip and apply the gradients. `sums` [3] is the total of `sums_of`."""
+    """Divide, clip and apply the gradients. Return an `UpdateResult` as a tensor on the device.
+
+    `sums` [3] is the sum of the results of `sums_of` over the micro-batches of this process.
+    """
     if not isinstance(stop, Tensor):
         # Filling does not wait for the device, unlike copying a new tensor.
         stop = torch.full_like(sums[:1], float(stop))
@@ -268,8 +277,8 @@ def _norm(grads: Sequence[Tensor]) -> Tensor:
     dense = [grad._values() if grad.is_sparse else grad for grad in grads]
     kinds = [[g for g in dense if isinstance(g, DTensor) == is_sharded] for is_sharded in (0, 1)]
     norms = [torch.nn.utils.get_total_norm(kind, foreach=True) for kind in kinds if kind]
-    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole))
+    full = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return full[0] if len(full) == 1 else torch.linalg.vector_norm(torch.stack(full))
 
 
 class ResultReader:

@@ -1,8 +1,8 @@
 """The endless stream of training batches, with a position that can be saved.
 
-The batches of all epochs form one sequence, which is divided over the processes in order. An update
-therefore has the same batches for any number of processes, even across the end of an epoch. When
-the block length changes, training continues after the same fraction of the epoch.
+The batches of all epochs form one sequence, and the processes take turns. An update therefore has
+the same batches for any number of processes, even across the end of an epoch. When the block length
+changes, training continues after about the same fraction of the epoch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def blocks_of(config: Config) -> list[int]:
 def accumulation(config: Config, process: Process, block: int | None = None) -> int:
     """Return the number of batches that each process accumulates for an update.
 
-    Raises ValueError unless it is a whole number for every block length of the run.
+    `block` is the current block length, by default `batches.block`. Raises ValueError unless the
+    number is an integer for every block length of the run.
     """
     requested = config.training.tokens_per_update
     per_step = {b: tokens_per_batch(config, b) * process.world_size for b in blocks_of(config)}
@@ -57,7 +58,8 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
 
 
 def tokens_per_batch(config: Config, block: int) -> int:
-    """Return the number of tokens in a batch: whole blocks, or the maximum for sentences."""
+    """Return the number of tokens in a batch: `batches.tokens`, rounded down to full blocks if all
+    blocks have the same length."""
     tokens = config.batches.tokens
     return tokens // block * block if config.batches.blocks.has_one_length else tokens
 
@@ -68,7 +70,7 @@ def _batches_per_update(config: Config, block: int) -> int:
 
 
 class Stream:
-    """Endless training batches for this process, starting at a position."""
+    """An endless sequence of training batches for this process, starting at a position."""
 
     def __init__(
         self, config: Config, tokens: Tokens, process: Process, position: Position, block: int
@@ -84,7 +86,7 @@ class Stream:
             position.epoch * self._total + position.consumed * self._total // position.total
         )
         if self._config.batches.break_mode == "stream":
-            # An update starts with the first group of rows, even if its size has changed.
+            # An update must start with the first group of rows, even if the group size has changed.
             self._consumed -= self._consumed % _batches_per_update(self._config, block)
         loader = Loader(
             share,
@@ -95,7 +97,7 @@ class Stream:
 
     @property
     def position(self) -> Position:
-        """The position after the batches taken so far."""
+        """The position after the batches that all processes have taken so far."""
         return Position(*divmod(self._consumed, self._total), self._total)
 
     @property
@@ -115,7 +117,8 @@ class Stream:
             self._open(self.position, block)
 
     def next(self) -> Batch:
-        """Return the next batch of this process. All processes must call this equally often."""
+        """Return the next batch of this process. All processes must call this the same number of
+        times."""
         self._consumed += self._process.world_size
         return next(self._batches)
 
@@ -143,16 +146,18 @@ class _Share(Batches):
         )
         self._offset, self._stride = process.rank, process.world_size
         self._num_rows = config.batches.tokens // block
-        self._is_padded = config.training.compile and config.batches.blocks.has_one_length
+        self._should_pad = config.training.compile and config.batches.blocks.has_one_length
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield batches endlessly. `start` counts batches of all processes from `epoch` on."""
+        """Yield batches endlessly. `start` is the number of batches of all processes to skip at the
+        start of `epoch`."""
         first = epoch * self.num_batches + start + self._offset
         for batch in self.numbered(count(first, self._stride)):
-            yield self._pad(batch) if self._is_padded else batch
+            yield self._pad(batch) if self._should_pad else batch
 
     def _pad(self, batch: Batch) -> Batch:
-        """Pad the last batch of an epoch: a new shape would compile the model again."""
+        """Pad an incomplete batch, the last of an epoch or segment. Otherwise, the model would be
+        compiled again for its shape."""
         rows = self._num_rows - batch.words.shape[0]
         columns = self.blocks.block - batch.words.shape[1]
         if rows == columns == 0:

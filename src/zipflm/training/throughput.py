@@ -1,4 +1,4 @@
-"""Speed and memory of devices, and the cost of training."""
+"""Speed and peak memory of devices, and the cost of training in FLOPs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from zipflm.config import Config, ModelConfig
 
-# Dense bfloat16 operations per second, by a part of the device's name.
 _PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Peak FLOP/s of dense bfloat16 products, by a part of the device's name."""
 _LONG = 3600.0
 """Warn about runs on a CPU that take more seconds than this."""
 _SHARE_OF_PEAK = 0.25
-"""Speed of training relative to a matrix product. A rough estimate: models of `tiny` and `demo`
+"""FLOP/s of training relative to a matrix product. A rough estimate: models of `tiny` and `demo`
 reached 0.08 to 0.24 with one thread on a busy machine."""
 _SIDE = 1024
+"""Rows and columns of the matrices in the speed test. A GPU needs matrices 8 times as large."""
 
 
 def device_name(device: torch.device) -> str:
@@ -48,7 +49,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) -> float:
-    """Return the FLOPs to train on one token. `counts` [V] are the word frequencies."""
+    """Return the FLOPs to train on one token. `counts` [V] is the frequency of each id."""
     total = max(int(counts.sum()), 1)
 
     def share(first: int, end: int) -> float:
@@ -59,7 +60,7 @@ def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) 
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory of the GPU or of this process, in bytes."""
+    """Return the peak GPU memory that this process allocated, or its peak host memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -81,14 +82,16 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def flops_left(config: Config, counts: NDArray[np.int64], done: int = 0) -> float:
-    """Return the FLOPs of the remaining updates. `counts` [V] are the word frequencies."""
+    """Return the FLOPs of the remaining updates at the final block length. `counts` [V] is the
+    frequency of each id."""
     training = config.training
     left = max(training.max_updates - done, 0) * training.tokens_per_update
     return left * flops_per_token(config, counts, config.batches.block)
 
 
 def slow_cpu_warning(flops: float, name: str) -> str | None:
-    """Return a warning if training would take more than an hour on a CPU; None otherwise."""
+    """Return a warning if this machine has no GPU and training would take more than an hour; None
+    otherwise."""
     if torch.cuda.is_available():
         return None
     seconds = flops / (_SHARE_OF_PEAK * cpu_speed())
@@ -109,7 +112,7 @@ def training_speed(device: torch.device, precision: str) -> float:
 
 @cache
 def cpu_speed() -> float:
-    """Return the best measured FLOP/s of a matrix product on this CPU."""
+    """Return the FLOP/s of a matrix product on this CPU, measured once."""
     return _matmul_speed(_SIDE, torch.device("cpu"), torch.float32)
 
 

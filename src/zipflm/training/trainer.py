@@ -22,9 +22,9 @@ from zipflm.training import (
     step,
     throughput,
 )
-from zipflm.training.carried_state import carried_state
-from zipflm.training.checkpointing import Saver, stop_if_bad
-from zipflm.training.cuda_graphs import Updates
+from zipflm.training.carried_state import build_carried_state
+from zipflm.training.checkpointing import Saver, raise_if_diverged
+from zipflm.training.cuda_graphs import UpdateRunner
 from zipflm.training.schedule import learning_rate
 from zipflm.training.setup import Run
 from zipflm.training.signals import StopSignal
@@ -42,24 +42,28 @@ def train(
     device: str | None = None,
     other_text: bool = False,
     stall_seconds: float = STALL_SECONDS,
-    whole_validation: bool = True,
+    full_validation: bool = True,
     initial: Checkpoint | None = None,
 ) -> bool:
-    """Train a run in the folder `out`. Return False if a signal stopped it before it was complete.
+    """Train a run in the folder `out`. Return True if it is complete.
 
-    With `resume`, the run continues from its newest valid checkpoint; `other_text` allows a
-    different training text. The newest `keep` checkpoints (0: all) and the best one are kept. All
-    processes stop if one of them makes no progress for `stall_seconds` seconds. Without
-    `whole_validation`, validation scores only the sample used for the learning curve. A new run
-    starts from the weights of `initial`, if given.
+    Returns False if a signal stopped the run early, or the program that read its output exited. The
+    run is then saved and can be resumed.
 
-    Raises ValueError or OSError if the input is invalid. Saved checkpoints stay intact.
+    With `resume`, the run continues from its newest valid checkpoint, or starts if it has none;
+    `other_text` allows a different training text. The newest `keep` checkpoints (0: all) and the
+    best one are kept. All processes stop if one of them makes no progress for `stall_seconds`
+    seconds. Without `full_validation`, validation scores only the sample used for the learning
+    curve. A new run starts from the weights of `initial`, if given.
+
+    Raises ValueError if the input is invalid, memory runs out or training diverges, and OSError if
+    a file cannot be read or written. Saved checkpoints stay intact.
     """
-    config = checks.checked(config, data, initial)
+    config = checks.check_and_convert(config, data, initial)
     folder = RunFolder(out)
     with (
         distributed.started(device, stall_seconds) as process,
-        StopSignal(is_alone=process.world_size == 1) as stop,
+        StopSignal(is_single_process=process.world_size == 1) as stop,
         process.enter_on_first(folder.lock()),
     ):
         checks.check_processes(config, data, process)
@@ -68,7 +72,7 @@ def train(
         )
         if run is None:  # already finished
             return True
-        run.whole_validation = whole_validation
+        run.full_validation = full_validation
         saver = Saver(run, keep)
         try:
             with setup.explain_out_of_memory(setup.remedy_for_updates(config)):
@@ -81,46 +85,46 @@ def train(
 
 def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     training, tally = run.config.training, run.tally
-    # Several processes exchange stop requests during an update, so they all stop after the same
-    # one.
-    is_alone = run.process.world_size == 1
-    updates, results = Updates(run.learner, run.config), step.ResultReader()
+    is_single_process = run.process.world_size == 1
+    run_update, results = UpdateRunner(run.learner, run.config), step.ResultReader()
     run.log.start(run.update)
     tally.resume()
-    while run.update < training.max_updates and not tally.stop and not run.should_stop_early:
-        if is_alone and (stop.is_requested or run.log.output_closed):
+    while run.update < training.max_updates and not tally.should_stop and not run.should_stop_early:
+        # Several processes exchange stop requests during an update (`tally.should_stop`), so that
+        # all of them stop after the same one.
+        if is_single_process and (stop.is_requested or run.log.is_output_closed):
             break
         _use_block(run, block_at(run.config, run.update))
-        rate = learning_rate(training.schedule, run.update, training.max_updates)
-        optimizers.set_rates(run.learner.optimizers, rate)
-        # Dropout depends only on the update, so no random state has to be saved.
+        lr_factor = learning_rate(training.schedule, run.update, training.max_updates)
+        optimizers.set_rates(run.learner.optimizers, lr_factor)
+        # Dropout depends only on the seed, the update and the rank, so no random state is saved.
         torch.manual_seed(_seed(training.seed, run.update, run.process.rank))
         batches = _next_batches(run)
         with tally.compiling(run.learner):
-            result = updates(batches, stop.is_requested)
+            result = run_update(batches, stop.is_requested)
         run.update += 1
         stop.arm()
         run.log.advance(run.update)
-        tally.add(results.send(result))
-        stop_if_bad(run, saver)
+        tally.add(results.send(result))  # adds the result of the previous update
+        raise_if_diverged(run, saver)
 
         is_last = run.update == training.max_updates
         should_report = is_last or _is_due(run.update, training.report_every) or run.update == 1
         should_validate = is_last or _is_due(run.update, training.validate_every)
-        should_save = is_last or _is_due(run.update, training.checkpoint_every)
-        if not (should_report or should_validate or should_save):
+        is_save_due = is_last or _is_due(run.update, training.checkpoint_every)
+        if not (should_report or should_validate or is_save_due):
             continue
         tally.add(results.drain())
         tally.pause()
-        stop_if_bad(run, saver)
+        raise_if_diverged(run, saver)
         if should_report:
-            run.log.report(_report(run, rate))
+            run.log.report(_report(run, lr_factor))
         valid = None
         if should_validate:
-            valid = validate(run, whole=should_save)
+            valid = validate(run, full=is_save_due)
             if run.should_stop_early and not should_report:
-                run.log.report(_report(run, rate))
-        if should_save or (should_validate and run.should_save):
+                run.log.report(_report(run, lr_factor))
+        if is_save_due or (should_validate and run.should_save_after_validation):
             saver.save(valid, required=is_last or run.should_stop_early)
         tally.resume()
     tally.pause()
@@ -128,22 +132,22 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
     saver.wait()
     if saver.newest < run.update:
         saver.save(None, required=True)
-    return _finish(run)
+    return _log_outcome(run)
 
 
-def _finish(run: Run) -> bool:
-    """Return True if the run is complete. Prints a message if it stopped before `max_updates`."""
+def _log_outcome(run: Run) -> bool:
+    """Log the reason if the run stopped before `max_updates`. Return True if it is complete."""
     if run.update >= run.config.training.max_updates:
         return True
     if run.should_stop_early:
         run.log.info(
-            f"stopped early after update {run.update}: {run.since_best} validations without a "
-            "lower loss; use --checkpoint best for the best weights"
+            f"stopped early after update {run.update}: the last {run.since_best} validation(s) "
+            "did not lower the loss; use --checkpoint best for the best weights"
         )
         return True
     run.log.info(
-        f"stopped after update {run.update} and saved in {run.folder.path}; add --resume to the "
-        "same command to continue"
+        f"stopped after update {run.update}; saved a checkpoint in {run.folder.path}; add --resume "
+        "to the same command to continue"
     )
     return False
 
@@ -164,22 +168,22 @@ def _next_batches(run: Run) -> list[Batch]:
 
 
 def _use_block(run: Run, block: int) -> None:
-    """Set the block length. The carried state is reset at each epoch and recreated when the length
-    changes."""
+    """Switch to blocks of this length. The carried decoder state, if any, starts from zero when the
+    length changes and at the start of each epoch."""
     learner = run.learner
     if block != run.stream.block:
         run.stream.use_block(block)
-        learner.carried = carried_state(run.config, learner.model, run.process, block)
+        learner.carried = build_carried_state(run.config, learner.model, run.process, block)
     if learner.carried is not None and run.stream.is_at_start:
         learner.carried.reset()
 
 
-def _report(run: Run, rate: float) -> Report:
+def _report(run: Run, lr_factor: float) -> Report:
     config, device, tally = run.config, run.process.device, run.tally
     since = tally.take()
     sums, elapsed = Sums(since.nll, since.tokens, since.words), max(since.seconds, 1e-9)
     seconds_per_update = elapsed / max(since.updates, 1)
-    first = run.learner.optimizers[0].param_groups[0]
+    first_group = run.learner.optimizers[0].param_groups[0]
     return Report(
         update=run.update,
         epoch=run.stream.epochs,
@@ -188,7 +192,7 @@ def _report(run: Run, rate: float) -> Report:
         loss=sums.nats_per_token,
         nats_per_word=sums.nats_per_word,
         perplexity=sums.perplexity,
-        learning_rate=rate * first["base_lr"],
+        learning_rate=lr_factor * first_group["base_lr"],
         grad_norm=since.grad_norm if since.tokens else None,
         tokens_per_second=since.tokens / elapsed,
         data_share=since.waited / elapsed,
@@ -196,15 +200,15 @@ def _report(run: Run, rate: float) -> Report:
         block=run.stream.block,
         memory=throughput.peak_memory(device),
         seconds_left=(config.training.max_updates - run.update) * seconds_per_update,
-        flop_utilisation=_flop_utilisation(run, since.tokens / elapsed),
+        flop_utilisation=_flop_utilization(run, since.tokens / elapsed),
         compiled=run.learner.compiled,
         compile_seconds=tally.compile_seconds,
         cpu_seconds=tally.cpu_seconds,
     )
 
 
-def _flop_utilisation(run: Run, tokens_per_second: float) -> float | None:
-    """Return the fraction of the devices' peak FLOP/s, or None if unknown."""
+def _flop_utilization(run: Run, tokens_per_second: float) -> float | None:
+    """Return the achieved fraction of the devices' peak FLOP/s, or None if the peak is unknown."""
     peak = throughput.peak_flops(run.process.device)
     if peak is None:
         return None

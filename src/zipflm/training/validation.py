@@ -1,4 +1,4 @@
-"""Validation during training: on a fixed sample, and on the whole set when saving."""
+"""Validation during training: on a fixed sample, and also on the full set before saving."""
 
 from __future__ import annotations
 
@@ -20,40 +20,43 @@ from zipflm.training.setup import Run
 _STRETCHES = 16
 """Number of contiguous stretches in a sample of the validation set."""
 _TRAINED_PER_SCORED = 4
-"""Minimum number of tokens trained on per word scored. Scoring costs a third of training, so
-validation takes less than a tenth of the time."""
+"""Minimum number of tokens trained on per word scored in the sample. Scoring a token costs a third
+of training on it, so the sample takes less than a tenth of the time."""
 _MIN_WORDS = 2_000
+"""The sample has at least this many words, even if it takes longer."""
 
 
-def validate(run: Run, *, whole: bool) -> Validation | None:
-    """Score and report a sample of the validation set and, if `whole`, all of it.
+def validate(run: Run, *, full: bool) -> Validation | None:
+    """Score and report a sample of the validation set and, if `full`, all of it.
 
-    Returns the result on the whole set, or None if it was not scored or does not exist. Checkpoints
-    are compared on the whole set; learning curves use the sample, which is always the same.
+    With `patience`, all of it is also scored if the loss on the sample requires a checkpoint.
+
+    Returns the result on the full set, or None if it was not scored or does not exist. Checkpoints
+    are compared on the full set; learning curves use the sample, which is always the same.
     """
     if "valid" not in run.data.splits:
         return None
     with run.log.status("validating"):
-        result = _validate(run, whole)
+        result = _validate(run, full)
     run.learner.model.train()
     return result
 
 
-def _validate(run: Run, whole: bool) -> Validation | None:
+def _validate(run: Run, full: bool) -> Validation | None:
     tokens = run.data.tokens("valid")
     share = _share(run)
     sample = sample_of(tokens, share, run.data.ends_word)
-    is_all = sample is tokens
-    result = _report(run, sample, 1.0 if is_all else share)
+    is_full = sample is tokens
+    result = _score_and_report(run, sample, 1.0 if is_full else share)
     run.record_validation(result.nats_per_word)
-    if is_all:
+    if is_full:
         return result
-    needs_all = run.whole_validation and (whole or run.should_save)
-    return _report(run, tokens, 1.0) if needs_all else None
+    should_score_full = run.full_validation and (full or run.should_save_after_validation)
+    return _score_and_report(run, tokens, 1.0) if should_score_full else None
 
 
 def _share(run: Run) -> float:
-    """Return the fraction of the validation set in the sample."""
+    """Return the fraction of the validation set to sample."""
     training = run.config.training
     trained = (training.validate_every or training.max_updates) * training.tokens_per_update
     max_words = max(_MIN_WORDS, trained / _TRAINED_PER_SCORED)
@@ -61,7 +64,8 @@ def _share(run: Run) -> float:
 
 
 def sample_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tokens:
-    """Return about this share of the words, in stretches spread evenly over the text.
+    """Return about this share of the words, in stretches spread evenly over the text, or `tokens`
+    itself if that is everything.
 
     The words are the same for word and sub-word models. `ends_word` [V] marks the ids that end one.
     """
@@ -80,8 +84,8 @@ def sample_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tok
     return TokenArray.of(ids)
 
 
-def _report(run: Run, tokens: Tokens, share: float) -> Validation:
-    sums = _scored(run, tokens)
+def _score_and_report(run: Run, tokens: Tokens, share: float) -> Validation:
+    sums = _score(run, tokens)
     result = Validation(
         update=run.update,
         seconds=run.tally.seconds,
@@ -99,7 +103,7 @@ def _report(run: Run, tokens: Tokens, share: float) -> Validation:
     return result
 
 
-def _scored(run: Run, tokens: Tokens) -> Sums:
+def _score(run: Run, tokens: Tokens) -> Sums:
     blocks, process, learner = run.config.batches.eval_blocks, run.process, run.learner
     batches = Batches(
         tokens,
