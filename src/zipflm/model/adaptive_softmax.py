@@ -112,7 +112,7 @@ class AdaptiveSoftmax(OutputLayer):
         if not self.tie.shares_head_projection and self.bands.dim != self.in_dim:
             raise ValueError(
                 f"tie={self.tie.value!r}: bands.dim={self.bands.dim} must equal in_dim="
-                f"{self.in_dim}; only tie='head' projects hidden vectors to another width"
+                f"{self.in_dim}; or use tie='head', which projects hidden vectors to bands.dim"
             )
 
     def _make_parameters(self, device: Device, dtype: torch.dtype | None) -> None:
