@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zipflm.language.ensemble import averaged, em_weights, ensemble
+from zipflm.language.ensemble import average_logprobs, em_weights, ensemble
 
 TEXT = ["the cat sat", "", "the dog"]
 PROTOCOL = {"unit": "word", "lines": "independent", "block": "16"}
@@ -132,15 +132,15 @@ def test_em_weights_are_optimal(members, seed):
     logprob = np.log(draw.uniform(1e-4, 1, (50, members)))
     best = em_weights(logprob)
     assert best.sum() == pytest.approx(1) and (best >= 0).all()
-    most = averaged(logprob, best).mean()
+    most = average_logprobs(logprob, best).mean()
     for other in draw.dirichlet(np.ones(members), 50):
-        assert averaged(logprob, other).mean() <= most + 1e-6
+        assert average_logprobs(logprob, other).mean() <= most + 1e-6
 
 
 def test_weight_0_ignores_a_model():
     logprob = np.array([[-2000.0, -1.0], [-1.0, -2000.0]])
-    assert averaged(logprob, np.array([1.0, 0.0])).tolist() == [-2000, -1]
-    assert averaged(logprob, np.array([0.5, 0.5])) == pytest.approx([-1 - math.log(2)] * 2)
+    assert average_logprobs(logprob, np.array([1.0, 0.0])).tolist() == [-2000, -1]
+    assert average_logprobs(logprob, np.array([0.5, 0.5])) == pytest.approx([-1 - math.log(2)] * 2)
 
 
 @pytest.mark.parametrize(

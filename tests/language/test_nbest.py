@@ -144,8 +144,8 @@ def test_writes_lists_with_new_scores(write):
     def written(name, format):
         nbest = NBest(name, format)
         entries = [entry for each in nbest.utterances() for entry in each]
-        header = nbest.format.header(("lm", "total"))
-        lines = [nbest.format.line(entry, new) for entry in entries]
+        header = nbest.format.format_header(("lm", "total"))
+        lines = [nbest.format.format_line(entry, new) for entry in entries]
         return [header, *lines] if header else lines
 
     assert written(write("a", KALDI), "kaldi") == KALDI.splitlines()
@@ -172,8 +172,8 @@ def test_round_trip(write):
     for format, content in (("moses", MOSES), ("jsonl", JSONL), ("tsv", TSV)):
         nbest = NBest(write("a", content), format)
         entries = [entry for each in nbest.utterances() for entry in each]
-        lines = [nbest.format.line(entry, {"lm": 1.0, "total": 2.0}) for entry in entries]
-        header = nbest.format.header(("lm", "total"))
+        lines = [nbest.format.format_line(entry, {"lm": 1.0, "total": 2.0}) for entry in entries]
+        header = nbest.format.format_header(("lm", "total"))
         again = read(write("b", "\n".join([header, *lines] if header else lines) + "\n"), format)
         assert [(e.utterance, e.text) for each in again for e in each] == [
             (e.utterance, e.text) for e in entries

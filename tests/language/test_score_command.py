@@ -219,14 +219,14 @@ def test_can_replace_invalid_bytes(adp, tmp_path):
 def test_reads_text_in_pieces_without_codes(bpe_data):
     lm = loaded(bpe_data, "BPE")
     pieces = " ".join(lm.vocabulary.words[i] for i in lm.reader.line("ba fila").ids[:-1])
-    lm.reader._takes_pieces, lm.reader.encoder = True, TextEncoder(lm.vocabulary)
+    lm.reader._is_pre_split, lm.reader.encoder = True, TextEncoder(lm.vocabulary)
     words = lm.score(pieces).words
     assert [word.word for word in words] == ["ba", "fila", "</s>"]
 
 
 def test_words_with_an_unknown_piece_are_unknown(bpe_data, tmp_path):
     lm = loaded(bpe_data, "BPE")
-    lm.reader._takes_pieces, lm.reader.encoder.codes = True, None
+    lm.reader._is_pre_split, lm.reader.encoder.codes = True, None
     begin = next(word for word in lm.vocabulary.words if word.endswith("@@"))
     path = tmp_path / "pieces.txt"
     path.write_text(f"{begin} zz\nzz@@ ba\nba\n")

@@ -6,8 +6,8 @@ import pytest
 from zipflm.language.score_command import ScoredLine, ScoreOptions, ScoreTable
 
 
-def table(adp, names_files=False, **options):
-    return ScoreTable(ScoreOptions(**options), adp.statistics, names_files=names_files)
+def table(adp, has_file_column=False, **options):
+    return ScoreTable(ScoreOptions(**options), adp.statistics, has_file_column=has_file_column)
 
 
 def line(adp, text, nll):
@@ -31,5 +31,5 @@ def test_overflowing_perplexity_is_null(adp):
 
 @pytest.mark.parametrize("per", ["word", "line"])
 def test_names_the_file(adp, per):
-    rows = list(table(adp, per=per, names_files=True).line(line(adp, "ba", [1.0, 1.0])))
+    rows = list(table(adp, per=per, has_file_column=True).line(line(adp, "ba", [1.0, 1.0])))
     assert all(row.endswith("\ta.txt") for row in rows)

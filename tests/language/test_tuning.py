@@ -6,8 +6,14 @@ import pytest
 from language.toy_models import Bigrams
 
 from zipflm.language.nbest import NBest, read_references
-from zipflm.language.rescoring import RescoreOptions, open_lists, ranked, rescore_file, scored
-from zipflm.language.tuning import levenshtein, tune
+from zipflm.language.rescoring import (
+    RescoreOptions,
+    add_scores,
+    open_lists,
+    rank_hypotheses,
+    rescore_file,
+)
+from zipflm.language.tuning import import_levenshtein, tune
 from zipflm.language.weights import parse_weights
 
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran", "a dog sat")
@@ -44,13 +50,13 @@ def tuned(folder, names=("lm", "words"), given=None, model=MODEL):
     references = read_references(str(folder / "refs"), "tsv")
     start = given | dict.fromkeys(names, 1.0)
     weights, utterances = open_lists(NBest(str(folder / "dev.tsv")), start)
-    lists = list(scored(utterances, model, "lm"))
+    lists = list(add_scores(utterances, model, "lm"))
     return tune(lists, references, weights, names, given=given), lists, references
 
 
 def num_errors(utterances, references, weights):
-    best = [ranked(utterance, weights)[0][0] for utterance in utterances]
-    return sum(levenshtein().distance(references[e.utterance], e.words) for e in best)
+    best = [rank_hypotheses(utterance, weights)[0][0] for utterance in utterances]
+    return sum(import_levenshtein().distance(references[e.utterance], e.words) for e in best)
 
 
 def errors_by_row(tuning):

@@ -39,7 +39,7 @@ def rejected(service, path, content, status=400):
         ("prompt", [4, True], "True: Input should be a valid integer"),
         ("prompt", [None], "valid string"),
         ("prompt", "a\0b", "NUL"),
-        ("prompt", "\ud800", "lone surrogate"),
+        ("prompt", "\ud800", "surrogate pair"),
         ("prompt", "ba " * 190, "206 tokens; the maximum is 200"),
         ("max_tokens", -1, "max_tokens=-1"),
         ("max_tokens", 10**30, "the maximum is 200"),

@@ -394,7 +394,7 @@ def test_comparison_of_two_models(page):
     assert "ADP-T is 0.38 bits per word less surprised than SM" in verdict
     assert "ADP-T is ahead on 3 of 6 positions, SM on 3" in verdict and "1 word" in verdict
     assert page.shown("[data-total=perplexity]").count("SM") == 1
-    assert page.shown("#panel-metadata").split("\n")[0].split() == ["ADP-T", "SM"]
+    assert page.shown("#panel-facts").split("\n")[0].split() == ["ADP-T", "SM"]
     assert "with=sm" in page.evaluate("location.hash")
     page.click("(document.querySelectorAll('#views button')[2])")  # SM alone
     step = int(bits_of("house", "sm") // 2)
@@ -543,7 +543,7 @@ def test_failed_alternatives_keep_the_rest(page):
     page.server.fail = only_scores
     page.show()
     assert "the service failed" in page.shown("#panel-alternatives")
-    assert "bits" in page.shown("#panel-metadata")
+    assert "bits" in page.shown("#panel-facts")
     page.server.fail = lambda path, body: None
     page.click("#panel-alternatives button")
     page.wait_for("document.querySelector('.alternatives') !== null")

@@ -20,13 +20,14 @@ from zipflm.kernels.reference import statistics_dtype as statistics_dtype
 
 Impl = Literal["auto", "reference"]
 Rows = Literal["most", "few"]
-"""A hint whether most or few rows are active. Counting them would synchronize the device."""
+"""Whether most or few rows are active. This is only a hint, because counting the active rows would
+synchronize the device."""
 
 _MAX_WIDTH_WITH_MOST_ROWS = 128
-"""Kernels that keep logits in registers are faster because they skip inactive rows. If most rows
-are active, they are faster only for narrow layers: on an H200 with 267,744 words, 16 ms instead of
-29 ms at width 64, but 55 ms instead of 36 ms at width 256 and 210 ms instead of 54 ms at width
-512."""
+"""Maximum width for the kernels that keep logits in registers (`linear_nll_triton`) if most rows
+are active. They skip inactive rows, but if most are active, they are faster only for narrow layers:
+on an H200 with 267,744 words, 16 ms instead of 29 ms at width 64, but 55 ms instead of 36 ms at
+width 256 and 210 ms instead of 54 ms at width 512."""
 
 
 def linear_nll(
@@ -38,7 +39,8 @@ def linear_nll(
     *,
     rows: Rows = "most",
 ) -> Tensor:
-    """Return -log softmax(hidden @ weight.T)[target] of each row; exactly 0 for inactive rows.
+    """Return -log softmax(hidden @ weight.T)[target] of each row; exactly 0 for inactive rows
+    (`active_N` is False).
 
     Follows autocast like built-in operations, with statistics in float32 (float64 for float64
     inputs). The fast implementations only support first derivatives; `create_graph=True`,
@@ -82,7 +84,8 @@ def linear_nll_sum(
 ) -> Tensor:
     """Return the sum of `linear_nll` over all rows. Training with it is faster.
 
-    All rows have the same upstream gradient, so gradients are computed in the forward pass.
+    All rows have the same upstream gradient, so gradients are computed in the forward pass, except
+    by the reference implementation and in float16.
     """
     hidden_NE, weight_VE = cast_for_matmul(hidden_NE), cast_for_matmul(weight_VE)
     inputs = hidden_NE, weight_VE, targets_N, active_N

@@ -1,7 +1,7 @@
 """Dropout with 16 random bits per element.
 
-PyTorch draws a float64 per element on a CPU and 128 bits on a GPU, which takes longer than the rest
-of dropout.
+PyTorch draws a float64 per element on a CPU, and compiled code draws 128 bits per element on a GPU,
+which takes longer than the rest of dropout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LEVELS = 1 << 16
 def new_seed(x: Tensor, rate: float, training: bool) -> Tensor | None:
     """Draw a seed from torch's generator, for calls on a GPU that must draw the same mask twice.
 
-    Returns None if nothing is dropped, and on a CPU, where the state of torch's generator decides.
+    Returns None if nothing is dropped, and on other devices, where dropout draws from torch's
+    generator.
     """
     if not training or rate == 0 or not x.is_cuda:
         return None
@@ -27,7 +28,8 @@ def new_seed(x: Tensor, rate: float, training: bool) -> Tensor | None:
 
 
 def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) -> Tensor:
-    """`F.dropout` with `rate` rounded to a multiple of 1 / 65,536. `seed` comes from `new_seed`."""
+    """`F.dropout` with `rate` rounded to a multiple of 1 / 65,536. `seed` comes from `new_seed`
+    (default: a new one)."""
     if not training or rate == 0:
         return x
     threshold = round(rate * LEVELS)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from zipflm.kernels.dropout import scale
 
-_BLOCK = 1024
+_BLOCK = 1024  # random draws per program
 _ROWS, _COLUMNS = 8, 512  # block of the ReLU's backward pass
-_MAX_PROGRAMS = 65_535  # along the second axis of a grid
+_MAX_PROGRAMS = 65_535  # maximum of CUDA along the second axis of a grid
 # Seven rounds pass all known statistical tests. Ten, the usual default, add a safety margin.
 _ROUNDS = tl.constexpr(7)
 

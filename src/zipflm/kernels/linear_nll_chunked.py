@@ -23,14 +23,15 @@ from zipflm.kernels.operators import Nll, nll_operator, nll_sum_operator
 from zipflm.kernels.reference import statistics_dtype
 
 # Logits per chunk: few enough to fit the caches of a CPU, enough to keep a device busy. For large
-# vocabularies a chunk has at least _DEVICE_ROWS rows, because each chunk adds to the gradient of
-# all weights.
+# vocabularies, a chunk has at least _DEVICE_ROWS rows, because each chunk adds to the gradient of
+# all weights, but not more than _MAX_DEVICE_LOGITS logits.
 _CPU_LOGITS = 1 << 22
 _DEVICE_LOGITS = 1 << 27
 _DEVICE_ROWS = 2048
 _MAX_DEVICE_LOGITS = 1 << 29
 # GPUs reach full speed only if the sizes of matrices are multiples of this.
 _ALIGNMENT = 128
+# In elements: 64 bytes of float32.
 _CPU_ALIGNMENT = 16
 
 
@@ -179,7 +180,7 @@ def _nll_and_gradient(
 
 
 def _zero_inactive(hidden_NE: Tensor, active_N: Tensor) -> Tensor:
-    """Set inactive rows to 0: their gradient of 0 times infinity would be NaN."""
+    """Set inactive rows to 0, because their gradient of 0 times infinity would be NaN."""
     return hidden_NE.where(active_N.unsqueeze(1), 0.0)
 
 
@@ -194,7 +195,7 @@ def _row_chunks(active_N: Tensor, num_words: int) -> Iterator[Tensor | slice]:
     if active_N.device.type != "cpu":
         min_rows = min(_DEVICE_ROWS, _MAX_DEVICE_LOGITS // num_words)
         max_rows = max(1, min_rows, _DEVICE_LOGITS // num_words)
-        # Chunks of equal sizes.
+        # Use chunks of about equal size.
         size = _ceil_div(len(active_N), max(1, _ceil_div(len(active_N), max_rows)))
         size = max(1, _ceil_div(size, _ALIGNMENT)) * _ALIGNMENT
         yield from (slice(start, start + size) for start in range(0, len(active_N), size))

@@ -40,8 +40,8 @@ def rows_kernel(
     WITH_MEAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute each row's log-sum-exp and the softmax-weighted mean of the word vectors, over this
-    program's tiles."""
+    """Compute the log-sum-exp of each row and, if WITH_MEAN, the softmax-weighted mean of the word
+    vectors, over this program's tiles."""
     program = tl.program_id(0)
     count = tl.load(count_ptr)
     num_tiles = tl.cdiv(num_words, WORDS)
@@ -125,7 +125,7 @@ def combine_kernel(
     order_ptr,  # [N] token of each row; the arrays below are in token order
     count_ptr,  # [1]
     targets_ptr,  # [N]; -1 for a word of another shard
-    grad_ptr,  # [N] gradient of nll, if WITH_MEAN
+    grad_ptr,  # [N] gradient of nll, if WITH_GRAD
     full_lse_ptr,  # [N] over the words of all shards, if IS_SHARD
     nll_ptr,  # [N] out
     lse_ptr,  # [N] out
@@ -320,6 +320,7 @@ def _load(ptr, rows, columns, num_rows, width, BOUNDED: tl.constexpr, EXACT: tl.
 
 
 MAX_WIDTH = 512
+"""Maximum width of the hidden vectors."""
 
 
 class _Blocks(NamedTuple):
@@ -337,7 +338,7 @@ _BLOCKS = {
     "weight": {128: _Blocks(64, 128, 4, 3), 256: _Blocks(64, 64, 4, 2)},
 }
 _PROGRAMS_PER_MULTIPROCESSOR = 2
-_COMBINED_ROWS = 16
+_COMBINED_ROWS = 16  # rows per program of `combine_kernel`
 
 
 def _meta(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:

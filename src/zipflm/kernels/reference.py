@@ -1,6 +1,6 @@
 """Reference implementation in plain PyTorch, and the precision that all implementations use.
 
-It defines the correct result and materializes the full [N, V] logits.
+The reference defines the correct result. It materializes the full [N, V] logits.
 
 Shapes: N tokens, E width, V words (of one softmax).
 """

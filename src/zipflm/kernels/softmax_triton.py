@@ -84,6 +84,7 @@ def row_gradient(
     return out_RV
 
 
+# Rows sorted by target are split into pieces of _PIECE rows. Programs read _ROWS rows at a time.
 _PIECE, _ROWS, _COLUMNS = 128, 16, 256
 
 
@@ -208,7 +209,8 @@ def subtract_targets(
 
 
 _MAX_OTHERS = tl.constexpr(1e30)
-"""Up to this value, products of `others` with weights and hidden values do not overflow float32."""
+"""`others` is the sum of exp(logit - target's logit) over all words but the target. Up to this
+value, its products with weights and hidden values do not overflow float32."""
 
 
 @triton.jit
@@ -300,7 +302,7 @@ def _finish_kernel(
     WORDS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Compute nll, scale and miss (1 - p_t) of a row, all 0 if it is inactive.
+    """Compute nll, scale and miss, which is 1 - p(target), of a row; all 0 if it is inactive.
 
     If other words are far more likely than the target, the row's exponentials are recomputed
     relative to its log-sum-exp.
@@ -387,15 +389,15 @@ def _tiles_and_programs(device: torch.device) -> tuple[_Tiles, int]:
 
 
 class Exps(NamedTuple):
-    """The gradient of nll_R with respect to the logits is -miss_R at the targets and
-    exps_RV * scale_R elsewhere. nll, scale and miss are 0 for inactive rows."""
+    """The softmax of a chunk of rows. The gradient of nll_R with respect to the logits is -miss_R
+    at the targets and exps_RV * scale_R elsewhere. nll, scale and miss are 0 for inactive rows."""
 
     nll_R: Tensor
     exps_RV: Tensor
     """0 at the target and in the padding."""
     scale_R: Tensor
     miss_R: Tensor
-    """1 - p_t."""
+    """1 - p(target)."""
 
 
 def row_exps(

@@ -1,8 +1,8 @@
 """Batched text generation, one token per text per step.
 
 Texts can join before any step and leave when they finish. Each text has its own random generator,
-so its output does not depend on the rest of the batch. When the cache of a Transformer has `block`
-tokens, it is refilled with the last `context` tokens, as in scoring.
+so its random numbers do not depend on the rest of the batch. When the cache of a Transformer has
+`block` tokens, it is refilled with the last `context` tokens of the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEED_LIMIT = 2**63
 _SEED_STRIDE = 0x1E3779B97F4A7C15
 """Offset between seeds of texts in one request. It is odd, so all seeds differ."""
 _RANDOM_STEPS = 64
-"""Random numbers are drawn for this many steps at a time."""
+"""Number of steps for which random numbers are drawn at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class SamplingOptions:
     """Sampling and stopping options."""
 
     max_words: int | None = 50
-    """Maximum number of words, including line ends."""
+    """Maximum number of words, including line ends (None: no limit)."""
     max_tokens: int | None = None
-    """Maximum number of tokens. The text can end in the middle of a word."""
+    """Maximum number of tokens (None: no limit). The text can end in the middle of a word."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -80,7 +80,7 @@ class GeneratedWord(NamedTuple):
     """A generated word or line end."""
 
     word: str
-    """As in the vocabulary; `</s>` for a line end."""
+    """As in the vocabulary, with its pieces joined; `</s>` for a line end."""
     logprob: float
     """In nats, before temperature, top-k and top-p."""
     text: str
@@ -101,7 +101,7 @@ class GeneratedToken(NamedTuple):
 
 @dataclass
 class Delta:
-    """New output since the last call to `TextInProgress.release`."""
+    """Output since the previous call to `TextInProgress.release`."""
 
     text: str = ""
     words: list[GeneratedWord] = field(default_factory=list)
@@ -112,7 +112,8 @@ class Delta:
 class TextInProgress:
     """A text that is being generated.
 
-    A word is released when it is complete. With stop strings, the last characters are held back.
+    A word is released when it is complete. With stop strings, the last characters are held back
+    until it is clear that they are not the start of a stop string.
     """
 
     def __init__(
@@ -133,7 +134,8 @@ class TextInProgress:
         self.finish_reason: str | None = "length" if options.max_tokens == 0 else None
         """`length`, `lines` or `stop`; None while running."""
         self.has_slid: bool = False
-        """True if the text is longer than the block, so the model no longer sees its start."""
+        """True if the text is longer than the block of a Transformer, which no longer sees its
+        start."""
         self._reader, self._detokenizer = reader, detokenizer
         self._current_word: list[tuple[int, float, Likely]] = []
         # Not released yet:
@@ -149,7 +151,7 @@ class TextInProgress:
         self._random_numbers: list[list[float]] = []
 
     def cache_positions(self, engine: Engine) -> int:
-        """Return the number of cache positions this text needs."""
+        """Return the maximum number of cache positions this text needs."""
         options, tokens = self.options, engine.blocks.block
         if options.max_tokens is not None:
             tokens = options.max_tokens

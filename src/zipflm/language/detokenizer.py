@@ -14,10 +14,11 @@ class Detokenizer:
     """Converts ids to text incrementally."""
 
     def __init__(
-        self, reader: TextReader, line: Sequence[str] = (), has_space: bool = False
+        self, reader: TextReader, line: Sequence[str] = (), is_tight: bool = False
     ) -> None:
-        """`line` is the current line's words; `has_space` is True if it ends with a space."""
-        self._reader, self._has_space = reader, has_space
+        """`line` has the words of the current line. `is_tight` means that the next word follows
+        without a space, for example because the text already ends with one."""
+        self._reader, self._is_tight = reader, is_tight
         self._joiner = reader.encoder.splitter.joiner()
         self.line: list[str] = list(line)
         """Completed words of the current line."""
@@ -34,7 +35,7 @@ class Detokenizer:
         return bool(self._pieces)
 
     def add(self, token: int) -> str:
-        """Return the added text, which is empty until the word is complete."""
+        """Add a token. Return the added text, which is empty until the word is complete."""
         self._pieces.append(self._reader.vocabulary.words[token])
         # Limit the length: a model may never end a word.
         if not self._reader.ends_word[token] and len(self._pieces) < MAX_PIECES:
@@ -45,18 +46,18 @@ class Detokenizer:
             text = self._completed("\n")
         else:
             text = self.finish()
-        self._has_space = False
+        self._is_tight = False
         return text
 
     def finish(self) -> str:
-        """End the current word here. Return the added text."""
+        """End the current word, even if it is incomplete. Return the added text."""
         if not self._pieces:
             return ""
         text = ""
         if word := join_pieces(self._pieces):
             self.line.append(word)
             text = self._joiner.add(word)
-        return self._completed(text.lstrip(" ") if self._has_space else text)
+        return self._completed(text.lstrip(" ") if self._is_tight else text)
 
     def _completed(self, text: str) -> str:
         end = self._length + len(text)

@@ -1,7 +1,7 @@
 """Scoring of ids with a model on a device.
 
 A text longer than the block is split as in `evaluate`: into parts of `block - context` tokens, each
-after `context` tokens of the text before it.
+after the `context` tokens before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zipflm.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Engine:
-    """A model with its device, precision and block size. Works on ids, not on words."""
+    """A model with its device, precision and block size. All methods take ids, not words."""
 
     model: LanguageModel
     """In evaluation mode, on the device."""
@@ -42,12 +42,14 @@ class Engine:
     dtype: torch.dtype
     blocks: Blocks
     batch_tokens: int
+    """Maximum number of tokens per batch. A longer text gets its own batch."""
     unit: Unit
     memories: Memories | None = None
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens the model can see."""
+        """Maximum number of tokens that the model reads at a time: the block of a Transformer,
+        unlimited for other decoders."""
         is_unlimited = self.model.config.decoder.has_constant_state
         return sys.maxsize if is_unlimited else self.blocks.block
 
@@ -64,7 +66,7 @@ class Engine:
         return [document.nll for document in scores]
 
     def start_scoring(self, documents: Sequence[Document]) -> Callable[[], list[DocumentScores]]:
-        """Start scoring. Call the returned function to wait for the scores."""
+        """Start scoring. Call the returned function to wait for the scores of each document."""
         return start_documents(
             self.scorer,
             documents,
@@ -75,8 +77,8 @@ class Engine:
         )
 
     def protocol(self, ids: Ids, words: int, skip: int = 0) -> ScoringProtocol:
-        """Return the protocol for scoring these ids, which form `words` words, after `skip` ids of
-        context."""
+        """Return the settings and counts to quote with a perplexity of these ids, which form
+        `words` words and follow `skip` ids of context."""
         positions = skip + len(ids)
         if positions > self.blocks.block:
             windows = self._windows(positions, skip)
@@ -96,10 +98,10 @@ class Engine:
 
     @torch.inference_mode()
     def hidden_after(self, prefixes: Sequence[Ids]) -> tuple[Tensor, Mixture | None]:
-        """Return the hidden states [N, D] that predict the token after each prefix, and the mixture
-        with the memories of each prefix.
+        """Return the hidden states [N, D] that predict the token after each prefix, and the
+        predictions of the memories to mix with (None without memories).
 
-        Prefixes that are too long are cut to their last tokens.
+        Prefixes longer than `longest` are cut to their last tokens.
         """
         inputs = [torch.from_numpy(self.inputs(ids)) for ids in prefixes]
         batch_size = max(self.batch_tokens // max(map(len, inputs)), 1)
@@ -115,10 +117,10 @@ class Engine:
 
     @torch.inference_mode()
     def pairs(self, text: Ids, hidden_TD: Tensor) -> tuple[Tensor, Ids]:
-        """Return tokens for a cache memory, with the hidden states that predicted them.
+        """Return hidden states and the tokens they predicted, for cache memories.
 
-        `hidden_TD` has the states that predict the last tokens of `text` and the next token.
-        Missing states before them are computed as in scoring.
+        `hidden_TD` has the states that predict the last tokens of `text` and the next token. If the
+        caches can hold earlier tokens, the states of those are computed as in scoring.
         """
         assert self.memories is not None
         missing = len(text) + 1 - len(hidden_TD)
@@ -133,10 +135,8 @@ class Engine:
     def inputs_before(
         self, document: Ids, positions: NDArray[np.int64], skip: int = 0
     ) -> list[tuple[Ids, int]]:
-        """Return the inputs that predict the tokens at these positions of a document.
-
-        The number in each pair is how many of the inputs are context from an earlier part.
-        """
+        """Return the inputs that predict the token at each of these positions of a document, and
+        how many of the inputs are context from an earlier part."""
         windows = self._windows(len(document), skip)
         part = windows[np.searchsorted(windows.start, positions, side="right") - 1]
         stream, contexts = np.append(END, document), part.start - part.first
@@ -149,7 +149,8 @@ class Engine:
         return document_windows(begin, start, end, self.blocks)
 
     def inputs(self, prefix: Ids) -> Ids:
-        """Return the model inputs for a prefix: `</s>` and the prefix, cut to the last tokens."""
+        """Return the model inputs for a prefix: `</s>` and the prefix, cut to the last `longest`
+        tokens."""
         return np.concatenate([[END], prefix]).astype(np.int64)[-self.longest :]
 
 
@@ -168,7 +169,7 @@ _BATCHES_PER_GROUP = 4
 class ScoredDocument(NamedTuple):
     text: EncodedText
     nll: NDArray[np.float32]
-    """Per token."""
+    """One value per token, in nats."""
     top: Sequence[Likely] = ()
     """The most likely ids at the start of each word, if requested."""
 
@@ -179,7 +180,7 @@ _Result = Callable[[], list[ScoredDocument]]
 def scored_documents(
     engine: Engine, texts: Iterable[EncodedText], prefix: Ids, top: int = 0
 ) -> Iterator[list[ScoredDocument]]:
-    """Score independent texts in order, each after `</s>` and the prefix.
+    """Score independent texts, each after `</s>` and the prefix. Yield them in order, in groups.
 
     With `top`, also find the `top` most likely ids at the start of each word.
     """
@@ -202,7 +203,8 @@ def scored_documents(
 def scored_lines(
     engine: Engine, texts: Iterable[EncodedText], prefix: Ids, blocks: Blocks
 ) -> Iterator[list[ScoredDocument]]:
-    """Score consecutive lines as one text, split into blocks as in `evaluate`."""
+    """Score consecutive lines as one text, split into blocks as in `evaluate`. Yield the lines in
+    groups."""
     return _read_ahead(engine, texts, _Stream(engine, prefix, blocks).start)
 
 
@@ -211,7 +213,7 @@ class _Stream:
 
     def __init__(self, engine: Engine, prefix: Ids, blocks: Blocks) -> None:
         self._engine, self._blocks = engine, blocks
-        # The last tokens sent to the device: the context of the next part, and one more.
+        # The last tokens sent to the device: the context of the next part, and one token before it.
         self._before = prefix
         # Tokens that were not sent yet, with the line boundaries among them.
         self._ids, self._offsets = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
@@ -228,7 +230,8 @@ class _Stream:
             )
 
     def start(self, group: list[EncodedText], is_last: bool) -> _Result:
-        """Start scoring more lines, except the last part, which later lines could extend."""
+        """Start scoring more lines, except the last part unless `is_last`: later lines could extend
+        it."""
         self._texts += group
         ids = np.concatenate([self._ids, *(text.ids for text in group)])
         lengths = np.cumsum([len(text.ids) for text in group], dtype=np.int64)
@@ -265,8 +268,8 @@ def _read_ahead(
 ) -> Iterator[list[ScoredDocument]]:
     """Yield groups of scored texts, while the device works on the next group.
 
-    Each text has `num_before` tokens before it. If reading fails, earlier texts are still yielded
-    before the error is raised.
+    Each text is scored after `num_before` tokens, which count towards the size of a batch. If
+    reading fails, earlier texts are still yielded before the error is raised.
     """
     remaining, max_tokens = iter(texts), engine.batch_tokens
     wait_for_previous: _Result = list

@@ -22,10 +22,12 @@ from zipflm.messages import quoted
 from zipflm.units import perplexity
 
 _MAX_STEPS = 2_000
+"""Maximum number of EM steps."""
 _MIN_GAIN = 1e-10
 """EM stops when a step improves the loss by less than this, in nats per word."""
 
-# Protocol keys that identify the model; all others describe how the text was scored.
+# The header of a score file lists settings as `key=value` pairs, called its protocol. These keys
+# identify the model; all others describe how the text was scored.
 _MODEL_KEYS = ("run", "checkpoint", "weights")
 
 
@@ -34,8 +36,9 @@ class EnsembleMember:
     name: str
     weight: float
     nats: float
-    """Per word."""
+    """Mean nll per word."""
     unknown: int
+    """Number of words scored as `<unk>`."""
     protocol: dict[str, str] = field(default_factory=dict)
 
 
@@ -45,10 +48,11 @@ class Ensemble:
 
     members: tuple[EnsembleMember, ...]
     nats: float
-    """Per word."""
+    """Mean nll per word."""
     words: int
     """Number of words, including `</s>`."""
     ends: int
+    """Number of `</s>`."""
     unknown: int
     """Number of words that are unknown in at least one file."""
     notes: tuple[str, ...]
@@ -108,7 +112,7 @@ def ensemble(
     """Average the probabilities in several files of scores for the same text.
 
     Weights are normalized to sum to 1; the default is equal weights. `best_weights` fits them to
-    this text. The averaged scores are written to the file `out`.
+    this text. With `out`, the averaged scores are written to this file.
     """
     if len(names) < 2:
         raise ValueError("an ensemble needs two or more files from zipflm score --per word")
@@ -121,7 +125,7 @@ def ensemble(
     logprob_NM = np.stack([file.logprob for file in files], axis=1)
     if best_weights:
         mixture = em_weights(logprob_NM)
-    average = averaged(logprob_NM, mixture)
+    average = average_logprobs(logprob_NM, mixture)
     unknown_NM = np.stack([file.unknown for file in files], axis=1)
     is_unknown: NDArray[np.bool_] = np.logical_or.reduce(unknown_NM, axis=1)
     if out is not None:
@@ -155,18 +159,18 @@ def ensemble(
 
 def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[str, str]:
     protocol = {"run": "ensemble", "weights": _format_weights(mixture)}
-    for key in _shared_keys(files):
+    for key in _setting_keys(files):
         values = {file.protocol.get(key) for file in files}
         protocol[key] = str(values.pop()) if len(values) == 1 else "mixed"
     return protocol
 
 
-def averaged(
+def average_logprobs(
     logprob_NM: NDArray[np.float64], mixture_M: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the log of the weighted average of probabilities, [N], for N words and M models.
 
-    >>> averaged(np.log([[0.5, 0.1]]), np.array([0.5, 0.5])).round(4)  # log 0.3
+    >>> average_logprobs(np.log([[0.5, 0.1]]), np.array([0.5, 0.5])).round(4)  # log 0.3
     array([-1.204])
     """
     used = mixture_M > 0
@@ -177,7 +181,7 @@ def averaged(
 
 
 def em_weights(logprob_NM: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights [M] that maximize the probability of N words."""
+    """Return the weights [M] of M models that maximize the probability of N words."""
     scaled_NM = np.exp(logprob_NM - logprob_NM.max(axis=1, keepdims=True))
     mixture = np.full(scaled_NM.shape[1], 1 / scaled_NM.shape[1])
     before = -np.inf
@@ -231,7 +235,7 @@ def _describe(key: tuple[int, int, str]) -> str:
 
 def _differences(files: Sequence[ScoreFile]) -> list[str]:
     notes = []
-    for key in _shared_keys(files):
+    for key in _setting_keys(files):
         values = [file.protocol.get(key, "unknown") for file in files]
         if len(set(values)) > 1:
             listed = ", ".join(
@@ -241,7 +245,7 @@ def _differences(files: Sequence[ScoreFile]) -> list[str]:
     return notes
 
 
-def _shared_keys(files: Sequence[ScoreFile]) -> list[str]:
+def _setting_keys(files: Sequence[ScoreFile]) -> list[str]:
     keys = dict.fromkeys(key for file in files for key in file.protocol)
     return [key for key in keys if key not in _MODEL_KEYS]
 

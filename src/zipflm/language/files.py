@@ -1,4 +1,4 @@
-"""Reading of numbered lines, and atomic writing of output files."""
+"""Reading of numbered lines, and atomic output files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def check_destination(option: str, name: str | None, inputs: Iterable[str | None
 
 @contextmanager
 def destination(name: str | None) -> Iterator[Writable]:
-    """Open stdout for None or `-`, otherwise a text file that only appears when it is complete."""
+    """Open stdout for None or `-`, otherwise a text file. A regular file only appears when it is
+    complete."""
     if name is None or name == STDIN:
         yield _Terminal() if sys.stdout.isatty() else sys.stdout
         sys.stdout.flush()

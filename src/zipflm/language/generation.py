@@ -23,7 +23,8 @@ class Generation:
     continuation: str
     words: tuple[GeneratedWord, ...]
     has_slid: bool
-    """True if the text is longer than the block, so later words did not see its start."""
+    """True if the text is longer than the block of a Transformer, so later words did not see its
+    start."""
 
     @property
     def text(self) -> str:
@@ -59,7 +60,7 @@ class TextGenerator:
         encoded = reader.text(prompt, ends=False) if prompt else None
         ids = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
         line = () if encoded is None else last_line(encoded)
-        self.unknown_in_prompt: list[str] = [] if encoded is None else _unknown(encoded)
+        self.unknown_in_prompt: list[str] = [] if encoded is None else _unknown_words(encoded)
         self._decoder = TextDecoder(engine, reader, use_cuda_graph=True)
         self._rows = [
             TextInProgress(
@@ -93,6 +94,6 @@ class TextGenerator:
             yield
 
 
-def _unknown(encoded: EncodedText) -> list[str]:
+def _unknown_words(encoded: EncodedText) -> list[str]:
     is_unknown = encoded.ids[encoded.starts] == UNKNOWN
     return [word for word, unknown in zip(encoded.words, is_unknown, strict=True) if unknown]

@@ -1,7 +1,8 @@
 """Word-by-word scores for beam search (shallow fusion).
 
-A `TextState` is immutable, so several texts can continue from it. The decoder reads the last token
-of a state when the state is first continued, so it never runs on words that are not continued.
+To callers, a `TextState` is immutable, so several texts can continue from it. The decoder reads the
+last token of a state when the state is first continued, and caches the result in the state. It
+never runs on words that are not continued.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.kv_cache import KeyValueCache
 
 _Pairs = tuple[Tensor, Ids]
-"""Tokens for a cache memory, with the hidden states that predicted them."""
+"""Hidden states and the tokens they predicted, for cache memories."""
 
 
 class TextState:
-    """The state of a text. Immutable: `TrainedModel.advance` returns new states."""
+    """The state of a text. `TrainedModel.advance` returns new states and never changes this one."""
 
     __slots__ = ("_cache", "_hidden", "_past", "_prefix", "inputs")
 
@@ -37,11 +38,11 @@ class TextState:
     ) -> None:
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model sees: `</s>` and the text, or the last part of it."""
-        # The cache covers all inputs but the last. Once `_hidden` [D], which predicts the next
-        # token, is computed, it covers all of them.
+        # The cache, unless it is None, covers all inputs but the last. Once `_hidden` [D], which
+        # predicts the next token, is computed, it covers all of them.
         self._cache = cache
         self._hidden: Tensor | None = None
-        # For cache memories: the tokens so far, or a prefix that the model has not read yet.
+        # For cache memories: the tokens so far, or the prefix if the model has not read it yet.
         self._past, self._prefix = past, prefix
 
     def __repr__(self) -> str:
@@ -57,7 +58,8 @@ def start(engine: Engine, prefix: Ids) -> TextState:
 def advance(
     engine: Engine, states: Sequence[TextState], tokens: Sequence[Sequence[int]]
 ) -> list[tuple[float, TextState]]:
-    """Return log p of the next tokens of each state (at least one), and the states after them."""
+    """Return log p in nats of the tokens that continue each state (at least one per state), and the
+    states after them."""
     logprobs, after = np.zeros(len(states)), list(states)
     for position in range(max(map(len, tokens), default=0)):
         rows = [row for row, ids in enumerate(tokens) if position < len(ids)]

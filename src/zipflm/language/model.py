@@ -6,8 +6,9 @@
     lm.generate("the cat", max_words=50, temperature=0.8, seed=1)
     logprob, state = lm.advance(lm.start(), "the")
 
-Raw text is split into words in the same way as the run's training text. Texts longer than `block`
-tokens are scored in parts, each after `context` tokens of the text before it.
+Raw text is split into words in the same way as the training text of the run. Texts longer than
+`block` tokens are scored in parts of `block - context` tokens, each after the `context` tokens
+before it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ from zipflm.runs.folder import Choice, parse_choice
 from zipflm.runs.load import LoadedRun, UnseenWords, load_run
 from zipflm.settings import load_object
 
-# Maximum number of words outside the vocabulary that a character CNN caches, about 100 MB.
+# Maximum number of words outside the vocabulary that a model with character input can read. Their
+# spellings take about 100 MB.
 _MAX_UNSEEN = 1 << 20
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
@@ -74,8 +76,10 @@ def load(
     two need the extra `hf`). `checkpoint` is `"newest"` (the default), `"best"` or a number of
     updates. `device` defaults to a GPU if one is available. `dtype` is the precision of weights and
     matrix products; log-probabilities are at least float32. `compile` makes long scoring jobs
-    faster. `block` and `context` are in tokens and default to the settings of the run. `memory` is
-    mixed with the model: `cache:2000`, a store folder, or a list of them.
+    faster. `block` and `context` are in tokens and default to the settings of the run (`context` to
+    half a block if the run has none). `memory` is one or more memories whose predictions are mixed
+    with those of the model: a cache of the last 2,000 tokens of the text (`cache:2000`), or the
+    folder of a store from `zipflm memory build`.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
     memory = (memory,) if isinstance(memory, str) else tuple(memory)
@@ -94,7 +98,8 @@ def load(
 
 
 def _exported_path(path: str | PathLike[str]) -> str | None:
-    """Return the path if it is an exported folder or looks like an id on the Hugging Face Hub."""
+    """Return the path if it is an exported folder or looks like an id on the Hugging Face Hub, else
+    None."""
     config = Path(path) / "config.json"
     if config.is_file() and not is_checkpoint(Path(path)):
         return os.fspath(path) if "model_type" in load_object(read_file(config)) else None
@@ -145,7 +150,7 @@ class TrainedModel:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Words or pieces of words, in the order of `log_probs`."""
+        """Words, or pieces of words, in the order of their ids."""
         return self.run.vocabulary
 
     @property
@@ -166,8 +171,9 @@ class TrainedModel:
     ) -> ScoredText | list[ScoredText]:
         """Score every word of a text, or of each text in a list of independent texts.
 
-        A text can have several lines. The model sees `</s>` before the text, and every line end is
-        scored as `</s>`. With a `prefix`, each text continues the prefix.
+        A text can have several lines; later lines see earlier ones. The model sees `</s>` before
+        the text, and every line end, including the end of the text, is scored as `</s>`. With a
+        `prefix`, each text continues the prefix, which is not scored.
         """
         if isinstance(text, str):
             return self.score([text], prefix=prefix)[0]
@@ -193,12 +199,13 @@ class TrainedModel:
     # --- Ids and embeddings ---
 
     def encode(self, text: str) -> list[int]:
-        """Convert a text to ids. Line ends become `</s>`; none is added at the end."""
+        """Convert a text to ids. Line ends become `</s>`, but no `</s>` is added at the end of the
+        text."""
         ids: list[int] = self.reader.prefix(text).tolist()
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Convert ids to text. Ids outside the vocabulary become `<unk>`."""
+        """Convert ids to text. `</s>` becomes a line end, ids outside the vocabulary `<unk>`."""
         detokenizer, size = Detokenizer(self.reader), len(self.vocabulary)
         known = (id if 0 <= id < size else UNKNOWN for id in ids)
         return "".join(map(detokenizer.add, known)) + detokenizer.finish()
@@ -207,7 +214,7 @@ class TrainedModel:
     def embedding(self, word: str) -> Tensor:
         """Return the input embedding [D] of a word, summed over its pieces.
 
-        Raises ValueError for unknown words.
+        Raises ValueError for words that the model reads as `<unk>`.
         """
         ids = self.encode(word)
         if not ids or (UNKNOWN in ids and word != SPECIALS[UNKNOWN]):
@@ -217,8 +224,8 @@ class TrainedModel:
 
     @torch.inference_mode()
     def similar(self, word: str, k: int = 10) -> list[tuple[str, float]]:
-        """Return the `k` words with the most similar input embeddings and their cosine
-        similarities.
+        """Return the `k` words of the vocabulary whose input embeddings are most similar to that of
+        `word`, with their cosine similarities.
 
         Sub-word models only compare words that are a single piece.
         """
@@ -249,9 +256,10 @@ class TrainedModel:
     def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
         """Return log p(word | state) in nats, and the state after the word; "\\n" ends a line.
 
-        States are immutable, so several words can continue the same state. The decoder runs once
-        per continued state. Scores equal those of `score` as long as the text fits in one block;
-        after that only the last `context` tokens are kept, as in `generate`.
+        A state does not change, so several words can continue the same state. The model reads a
+        word only when the state after it is continued. Scores equal those of `score` as long as the
+        text fits in one block. After that a Transformer keeps only the last `context` tokens, as in
+        `generate`; other decoders keep their state.
         """
         return self.advance_many([state], [word])[0]
 
@@ -288,8 +296,8 @@ class TrainedModel:
     ) -> list[LikelyWord] | list[list[LikelyWord]]:
         """Return the `k` most likely words after a prefix, or after each prefix in a list.
 
-        The most likely word comes first; `</s>` and `<unk>` are included. The result is also exact
-        for sub-word models: it includes words of several pieces.
+        The most likely word comes first; `</s>` and `<unk>` are included. The result of a sub-word
+        model includes words of several pieces and is exact.
         """
         if isinstance(prefix, str):
             return self.next_words([prefix], k)[0]
@@ -298,7 +306,8 @@ class TrainedModel:
 
     @torch.inference_mode()
     def log_probs(self, prefixes: Sequence[str]) -> Tensor:
-        """Return log p of every vocabulary entry after each prefix, [N, V]."""
+        """Return log p of every vocabulary entry that the model predicts, after each prefix,
+        [N, V]."""
         if isinstance(prefixes, str):
             raise ValueError("prefixes: must be a list, not a string")
         ids = [self.reader.prefix(prefix) for prefix in prefixes]
@@ -331,8 +340,9 @@ class TrainedModel:
         is never generated, unless `forbid_unknown` is False. A text ends after `lines` line ends
         (0: no limit), after `max_words` words including line ends, or before a string in `stop`.
         The same arguments and seed give the same texts. Log-probabilities are those of the model,
-        before temperature, top-k and top-p. As in transformers, `max_new_tokens` and
-        `num_return_sequences` can be given instead of `max_words` and `num`.
+        before temperature, top-k and top-p. For users of Hugging Face transformers,
+        `max_new_tokens` is another name for `max_words` (it also counts words) and
+        `num_return_sequences` for `num`.
         """
         sampling = SamplingOptions(
             max_words=max_words if max_new_tokens is None else max_new_tokens,
@@ -348,7 +358,8 @@ class TrainedModel:
         return TextGenerator(self.engine, self.reader, prompt, sampling, count).all()
 
     def stream(self, prompt: str = "", **options: Any) -> Iterator[GeneratedWord]:
-        """Yield the words of one continuation. Takes the options of `generate`, except `num`."""
+        """Yield the words of one continuation as they are generated. Takes the options of
+        `generate`, except `num` and `num_return_sequences`."""
         if "max_new_tokens" in options:
             options["max_words"] = options.pop("max_new_tokens")
         sampling = SamplingOptions(**options)
@@ -384,7 +395,7 @@ def _engine(
 
 
 def _require_finite(run: LoadedRun, model: LanguageModel) -> None:
-    """Raise ValueError for non-finite weights: NaN would sort as the most likely word."""
+    """Raise ValueError for non-finite weights: a NaN would sort as the most likely word."""
     for name, weights in model.state_dict().items():
         if not torch.isfinite(weights).all():
             raise ValueError(

@@ -5,8 +5,9 @@
     jsonl   {"id": "utt7", "text": "a cat sat", "scores": {"ac": -12.5}}
     tsv     a header with id, text and the names of the scores
 
-The hypotheses of an utterance must be consecutive. A format parses a line into an `Entry` and
-writes an entry with new scores as a line; other fields are kept.
+The hypotheses of an utterance must be consecutive. A `Format` parses a line into an `Entry` and
+formats an entry with new scores as a line, keeping the other fields. Kaldi lines have no field for
+scores.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Entry:
     scores: Mapping[str, float]
     line: int
     source: Any
-    """Fields of the line, in a form that depends on the format."""
+    """The parsed line: the hypothesis name (Kaldi), a list of fields (Moses) or a dict."""
 
     @property
     def words(self) -> list[str]:
@@ -50,24 +51,26 @@ class Entry:
 
 
 class Format:
-    """Reads and writes lists. `NBest` adds file and line to its error messages."""
+    """Parses and formats the lines of a list. `NBest` adds the file and the line number to error
+    messages."""
 
     def parse_header(self, line: str) -> bool:
         """Parse the first line of a list. Return True if it is a header."""
         return False
 
-    def entry(self, number: int, line: str) -> Entry:
+    def parse_entry(self, number: int, line: str) -> Entry:
+        """Parse line `number`. Raises ValueError if it is invalid."""
         raise NotImplementedError
 
-    def header(self, new: tuple[str, ...]) -> str | None:
+    def format_header(self, new: tuple[str, ...]) -> str | None:
         """Return the header of a list with these scores added, or None if there is no header."""
         return None
 
-    def line(self, entry: Entry, new: Mapping[str, float]) -> str:
+    def format_line(self, entry: Entry, new: Mapping[str, float]) -> str:
         """Format an entry with these scores added or replaced."""
         raise NotImplementedError
 
-    def best(self, entry: Entry) -> str:
+    def format_best(self, entry: Entry) -> str:
         """Format an entry for a 1-best list."""
         return " ".join([entry.utterance, *entry.words])
 
@@ -76,11 +79,11 @@ class Kaldi(Format):
     """Lines `utterance-N words`; scores are in companion files, `utterance-N number`."""
 
     def __init__(self, scores: Mapping[str, str], costs: Mapping[str, str]) -> None:
-        """Companion files by score name; `costs` have the opposite sign."""
+        """`scores` and `costs` are companion files by score name. Costs are negated."""
         self._files = {name: (file, 1.0, numbered_lines(file)) for name, file in scores.items()}
         self._files |= {name: (file, -1.0, numbered_lines(file)) for name, file in costs.items()}
 
-    def entry(self, number: int, line: str) -> Entry:
+    def parse_entry(self, number: int, line: str) -> Entry:
         key, text = [*line.split(maxsplit=1), "", ""][:2]
         ranked = _RANKED.fullmatch(key)
         if ranked is None:
@@ -93,7 +96,7 @@ class Kaldi(Format):
         }
         return Entry(ranked["utterance"], text.strip(), scores, number, key)
 
-    def line(self, entry: Entry, new: Mapping[str, float]) -> str:
+    def format_line(self, entry: Entry, new: Mapping[str, float]) -> str:
         # The format has no field for scores.
         return f"{entry.source} {entry.text}".rstrip()
 
@@ -114,7 +117,7 @@ def _next_score(file: str, lines: Iterator[tuple[int, str]], key: str) -> float:
 class Moses(Format):
     """Lines `sentence ||| words ||| name= number ... ||| total`, possibly with more fields."""
 
-    def entry(self, number: int, line: str) -> Entry:
+    def parse_entry(self, number: int, line: str) -> Entry:
         fields = [field.strip() for field in line.split("|||")]
         if len(fields) < 4:
             raise ValueError(
@@ -125,7 +128,7 @@ class Moses(Format):
         scores[TOTAL] = _number("the total", fields[3])
         return Entry(key, fields[1], scores, number, fields)
 
-    def line(self, entry: Entry, new: Mapping[str, float]) -> str:
+    def format_line(self, entry: Entry, new: Mapping[str, float]) -> str:
         key, text, features, total, *rest = entry.source
         for name, value in new.items():
             if name == TOTAL:
@@ -134,13 +137,13 @@ class Moses(Format):
                 features = f"{features} {name}= {format_score(value)}".strip()
         return " ||| ".join([key, text, features, total, *rest])
 
-    def best(self, entry: Entry) -> str:
+    def format_best(self, entry: Entry) -> str:
         # One sentence per line without id, as Moses writes it.
         return " ".join(entry.words)
 
 
 def _features(text: str) -> dict[str, float]:
-    """Parse `a= 1 b= 2 3` as scores a, b.1 and b.2; old lists have `a: 1`."""
+    """Parse `a= 1 b= 2 3` as scores a, b.1 and b.2. Old lists have `a: 1` instead of `a= 1`."""
     values: dict[str, list[float]] = {}
     name: str | None = None
     for part in text.replace("=", "= ").split():
@@ -163,7 +166,7 @@ def _features(text: str) -> dict[str, float]:
 class JsonLines(Format):
     """Lines `{"id": ..., "text": ..., "scores": {"name": number}}`; other fields are kept."""
 
-    def entry(self, number: int, line: str) -> Entry:
+    def parse_entry(self, number: int, line: str) -> Entry:
         record = parse_object(line)
         key = record.get("id")
         if isinstance(key, int) and not isinstance(key, bool):
@@ -178,7 +181,7 @@ class JsonLines(Format):
         values = {name: _number(f"the score {unquoted(name)}", x) for name, x in scores.items()}
         return Entry(_check_key(key), record["text"], values, number, record)
 
-    def line(self, entry: Entry, new: Mapping[str, float]) -> str:
+    def format_line(self, entry: Entry, new: Mapping[str, float]) -> str:
         rounded = {name: float(format_score(value)) for name, value in new.items()}
         scores = entry.source.get("scores", {}) | rounded
         return json.dumps(entry.source | {"scores": scores}, ensure_ascii=False)
@@ -204,7 +207,7 @@ class Table(Format):
         self._columns = columns
         return True
 
-    def entry(self, number: int, line: str) -> Entry:
+    def parse_entry(self, number: int, line: str) -> Entry:
         fields = line.split("\t")
         if len(fields) != len(self._columns):
             raise ValueError(f"has {len(fields)} fields, but the header has {len(self._columns)}")
@@ -216,10 +219,10 @@ class Table(Format):
         }
         return Entry(_check_key(record["id"]), record["text"], scores, number, record)
 
-    def header(self, new: tuple[str, ...]) -> str | None:
+    def format_header(self, new: tuple[str, ...]) -> str | None:
         return "\t".join(dict.fromkeys([*self._columns, *new]))
 
-    def line(self, entry: Entry, new: Mapping[str, float]) -> str:
+    def format_line(self, entry: Entry, new: Mapping[str, float]) -> str:
         scores = {name: format_score(value) for name, value in new.items()}
         return "\t".join((entry.source | scores).values())
 
@@ -279,14 +282,15 @@ class NBest:
         self.format: Format = _new_format(self.format_name, scores or {}, costs or {})
 
     def num_lines(self) -> int | None:
-        """Return the number of lines of a plain file, for progress bars; None for other sources."""
+        """Return the number of lines of an uncompressed file, for progress bars; None for
+        compressed files and standard input."""
         if not os.path.isfile(self.name) or self.name.endswith(COMPRESSED):
             return None
         with open(self.name, "rb") as file:
             return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
     def utterances(self) -> Iterator[list[Entry]]:
-        """Yield the entries of every utterance. Can only be called once.
+        """Yield the list of entries of each utterance. Can only be called once.
 
         Raises ValueError with file and line for invalid input.
         """
@@ -315,7 +319,7 @@ class NBest:
             try:
                 if number == 1 and self.format.parse_header(line):
                     continue
-                entry = self.format.entry(number, line)
+                entry = self.format.parse_entry(number, line)
                 if WORDS in entry.scores:
                     raise ValueError(
                         f"has a score {WORDS}, a name reserved for the word count; rename it"
@@ -331,7 +335,8 @@ def read_references(
     """Read reference transcripts. Return the words by utterance id.
 
     Files ending in .jsonl or .tsv have ids and texts as in n-best lists. Other files have one
-    utterance per line: its id and words, or for Moses only the words, in the order of the ids.
+    utterance per line: its id and words, or for Moses only the words, where line N belongs to id
+    N - 1.
     """
     references: dict[str, list[str]] = {}
     is_numbered = format_name == "moses"

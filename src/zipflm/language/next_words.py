@@ -1,4 +1,4 @@
-"""Exact search for the most likely next words, also for sub-word models."""
+"""Exact search for the most likely next words, including words of several pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zipflm.memory.mixing import Mixture
 from zipflm.model.sampling import most_likely
 
 MAX_PIECES = 64
-"""Maximum number of pieces per word."""
+"""Maximum number of pieces per word in searches and generated texts."""
 
 
 class LikelyWord(NamedTuple):
@@ -36,8 +36,10 @@ def most_likely_words(
     """Return the `k` most likely words after each prefix, most likely first."""
     require_k(k, reader)
     if engine.unit == "bpe":
-        return [_in_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes]
-    return _whole_words(engine, reader, *engine.hidden_after(prefixes), k) if prefixes else []
+        return [
+            _search_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes
+        ]
+    return _top_words(engine, reader, *engine.hidden_after(prefixes), k) if prefixes else []
 
 
 def most_likely_words_at(
@@ -54,7 +56,7 @@ def most_likely_words_at(
     """
     before = engine.inputs_before(document, positions, skip)
     return [
-        _in_pieces(reader, _Pieces(engine, inputs, document[:position], context), k)
+        _search_pieces(reader, _Pieces(engine, inputs, document[:position], context), k)
         for position, (inputs, context) in zip(positions.tolist(), before, strict=True)
     ]
 
@@ -62,19 +64,20 @@ def most_likely_words_at(
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:
     if not 1 <= k <= reader.num_predicted:
         raise ValueError(
-            f"{name}={k}: must be from 1 to {reader.num_predicted}, the size of the vocabulary"
+            f"{name}={k}: must be from 1 to {reader.num_predicted}, the number of words or pieces "
+            "that the model predicts"
         )
 
 
 def require_no_nan(log_probs: Tensor) -> Tensor:
-    """Raise ValueError for NaN: it would sort as the most likely word."""
+    """Return the values. Raises ValueError for NaN, which would sort as the most likely word."""
     if log_probs.isnan().any():
         raise non_finite_error()
     return log_probs
 
 
 @torch.inference_mode()
-def _whole_words(
+def _top_words(
     engine: Engine, reader: TextReader, hidden: Tensor, mixture: Mixture | None, k: int
 ) -> list[list[LikelyWord]]:
     words = reader.vocabulary.words
@@ -87,11 +90,11 @@ def _whole_words(
     ]
 
 
-def _in_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
+def _search_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:
     words: list[LikelyWord] = []
     for path, logprob in _paths(reader, pieces):
         word = join([reader.vocabulary.words[piece] for piece in path])
-        # A word can be split into pieces in several ways, but only one was used in training.
+        # A word can be split into pieces in several ways, but training text has only one of them.
         if path in ((END,), (UNKNOWN,)) or reader.is_encoding_of(word, path):
             words.append(LikelyWord(word, logprob))
             if len(words) == k:
@@ -131,8 +134,9 @@ def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...
 class _Pieces:
     """Computes log-probabilities of pieces after `inputs`, which the model reads once.
 
-    `inputs` are the end of `text`; memories can contain more of the text. The first `context`
-    inputs belong to an earlier part, so memories use their hidden states from that part.
+    `inputs` are the last tokens of `text`; cache memories can contain earlier ones. The first
+    `context` inputs belong to an earlier part of the text, so cache memories use their hidden
+    states from that part.
     """
 
     def __init__(self, engine: Engine, inputs: Ids, text: Ids, context: int = 0) -> None:

@@ -14,14 +14,15 @@ from zipflm.evaluation.progress import progress_label, report_progress
 from zipflm.language.files import check_destination, destination
 from zipflm.language.model import load
 from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, format_score, read_references
-from zipflm.language.tuning import check_names, levenshtein, tune
+from zipflm.language.tuning import check_names, import_levenshtein, tune
 from zipflm.language.weights import check_name, complete_weights, format_weights
 from zipflm.messages import unquoted
 
 _HYPOTHESES_PER_GROUP = 1_024
+"""Minimum number of hypotheses to score at a time, except in the last group."""
 
 Scorer = Callable[[Sequence[str]], Sequence[float]]
-"""Returns log p in nats of each text, including `</s>`. Texts can be empty."""
+"""Computes ln p of each text, including the `</s>` at its end. Texts can be empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +31,23 @@ class RescoreOptions:
 
     format: str | None = None
     weights: Mapping[str, float]
+    """Weights set by the user, by score name."""
     reference: str | None = None
+    """File of reference transcripts, for tuning."""
     tune: Sequence[str] = ()
+    """Names of the weights to tune; by default the model's score and the number of words, unless
+    they are in `weights`."""
     scores: Mapping[str, str]
-    """Files with a score per hypothesis, by name."""
+    """For Kaldi: files with a score per hypothesis, by score name."""
     costs: Mapping[str, str]
-    """Files with a cost per hypothesis, by name."""
+    """For Kaldi: files with a cost (negative score) per hypothesis, by score name."""
     encoding: str
     name: str
     """Name of the model's score."""
     out: str | None = None
     """Output file; stdout by default."""
     scores_out: str | None = None
-    """For Kaldi: a file of lines `hypothesis lm total`."""
+    """For Kaldi: output file with the lines `hypothesis lm total`."""
     one_best: bool = False
     """Write only the best hypothesis of every utterance."""
 
@@ -56,7 +61,9 @@ def rescore_file(
 ) -> None:
     """Add a model's score to n-best lists and sort them.
 
-    The input is checked before `load_scorer` loads the model. `say` is called with messages.
+    Options are checked before `load_scorer` loads the model. With references, the lists are read
+    and checked before that as well; otherwise they are read while they are scored. `say` is called
+    with messages.
     """
     nbest = NBest(
         file, options.format, scores=options.scores, costs=options.costs, encoding=options.encoding
@@ -66,24 +73,25 @@ def rescore_file(
     if options.reference is None:
         weights, utterances = open_lists(nbest, options.weights, options.name)
         scorer = load_scorer()
-        say(f"{_scores_of(weights, options)}; weights {format_weights(weights)}")
-        write(nbest, scored(utterances, scorer, options.name, nbest.num_lines()), weights, options)
+        say(f"{_describe_scores(weights, options)}; weights {format_weights(weights)}")
+        utterances = add_scores(utterances, scorer, options.name, nbest.num_lines())
+        write_lists(nbest, utterances, weights, options)
         return
     names = options.tune or [n for n in (options.name, WORDS) if n not in options.weights]
     check_names(names, options.weights)
-    levenshtein()  # fail before the model is loaded
+    import_levenshtein()  # fail before the model is loaded
     references = read_references(options.reference, nbest.format_name, nbest.encoding)
-    # A weight other than 0 requires their scores in every entry.
+    # Start from 1: `open_lists` requires every entry to have the scores with a non-zero weight.
     start = {**options.weights, **dict.fromkeys(names, 1.0)}
     weights, utterances = open_lists(nbest, start, options.name)
     lists = list(utterances)
     _check_references(options.reference, references, lists)
     scorer = load_scorer()
-    say(_scores_of(weights, options))
-    lists = list(scored(lists, scorer, options.name, sum(map(len, lists))))
+    say(_describe_scores(weights, options))
+    lists = list(add_scores(lists, scorer, options.name, sum(map(len, lists))))
     tuning = tune(lists, references, weights, names, lm=options.name, given=options.weights)
     say(tuning.as_text())
-    write(nbest, lists, tuning.weights, options)
+    write_lists(nbest, lists, tuning.weights, options)
 
 
 def model_scorer(
@@ -94,6 +102,7 @@ def model_scorer(
     dtype: str,
     memory: Sequence[str] = (),
 ) -> Scorer:
+    """Load a run and return its scorer. `memory` is as in `zipflm.load`."""
     lm = load(run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory)
 
     def log_probs(texts: Sequence[str]) -> list[float]:
@@ -122,12 +131,12 @@ def _check_references(
         if entries[0].utterance not in references:
             raise ValueError(
                 f"--reference {name}: no reference for utterance "
-                f"{unquoted(entries[0].utterance)}; write an id and words on each line, or for "
-                "moses only the words, in the order of the ids from 0"
+                f"{unquoted(entries[0].utterance)}; add it, or check that both files have the same "
+                "ids"
             )
 
 
-def _scores_of(weights: Mapping[str, float], options: RescoreOptions) -> str:
+def _describe_scores(weights: Mapping[str, float], options: RescoreOptions) -> str:
     names = [name for name in weights if name not in (options.name, WORDS)]
     return f"scores in the list: {', '.join(names) or 'none'}"
 
@@ -135,9 +144,10 @@ def _scores_of(weights: Mapping[str, float], options: RescoreOptions) -> str:
 def open_lists(
     nbest: NBest, given: Mapping[str, float], lm: str = "lm"
 ) -> tuple[dict[str, float], Iterator[list[Entry]]]:
-    """Return the weights of all scores, and the utterances.
+    """Return the weights of all scores, and an iterator over the utterances.
 
-    The utterances raise ValueError with the line number if an entry lacks a weighted score.
+    The iterator raises ValueError with the line number if an entry lacks a score whose weight is
+    not 0.
     """
     rest = nbest.utterances()
     first = next(rest)
@@ -157,15 +167,15 @@ def _check_scores(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> 
     return entries
 
 
-def scored(
+def add_scores(
     utterances: Iterable[list[Entry]], scorer: Scorer, lm: str, total: int | None = None
 ) -> Iterator[list[Entry]]:
-    """Add the score `lm` and the number of words to the scores of every entry.
+    """Add the model's score `lm` and the number of words to the scores of every entry.
 
-    `total` is the number of hypotheses, for progress.
+    `total` is the number of hypotheses, for the progress bar.
     """
     for group in _groups(utterances):
-        # Score each text once: some hypotheses only differ in alignment or times.
+        # Score each text once: hypotheses can differ only in alignments or times.
         texts = list(dict.fromkeys(_text(entry) for entries in group for entry in entries))
         log_probs = dict(zip(texts, scorer(texts), strict=True))
         for entries in group:
@@ -199,7 +209,9 @@ def _groups(utterances: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
         yield group
 
 
-def ranked(utterance: Sequence[Entry], weights: Mapping[str, float]) -> list[tuple[Entry, float]]:
+def rank_hypotheses(
+    utterance: Sequence[Entry], weights: Mapping[str, float]
+) -> list[tuple[Entry, float]]:
     """Return the hypotheses with their totals, best first. Ties keep the order of the list."""
     used = {name: weight for name, weight in weights.items() if weight}
     totals = [
@@ -209,29 +221,29 @@ def ranked(utterance: Sequence[Entry], weights: Mapping[str, float]) -> list[tup
     return sorted(totals, key=lambda pair: -pair[1])
 
 
-def write(
+def write_lists(
     nbest: NBest,
     utterances: Iterable[Sequence[Entry]],
     weights: Mapping[str, float],
     options: RescoreOptions,
 ) -> None:
-    """Write utterances, best hypothesis first."""
+    """Write the hypotheses of each utterance, best first, or only the best one."""
     format, lm = nbest.format, options.name
     with ExitStack() as files:
         out = files.enter_context(destination(options.out))
         scores_out = None
         if options.scores_out is not None:
             scores_out = files.enter_context(destination(options.scores_out))
-        if not options.one_best and (header := format.header((lm, TOTAL))):
+        if not options.one_best and (header := format.format_header((lm, TOTAL))):
             out.write(f"{header}\n")
         for utterance in utterances:
-            order = ranked(utterance, weights)
+            order = rank_hypotheses(utterance, weights)
             if options.one_best:
-                out.write(f"{format.best(order[0][0])}\n")
+                out.write(f"{format.format_best(order[0][0])}\n")
             for entry, total in order:
                 new = {lm: entry.scores[lm], TOTAL: total}
                 if not options.one_best:
-                    out.write(f"{format.line(entry, new)}\n")
+                    out.write(f"{format.format_line(entry, new)}\n")
                 if scores_out is not None:
                     numbers = " ".join(map(format_score, new.values()))
                     scores_out.write(f"{entry.source} {numbers}\n")

@@ -1,6 +1,7 @@
-"""`zipflm score`: score lines while they are read, with limited memory, and format rows.
+"""`zipflm score`: score lines while they are read, with bounded memory, and format rows.
 
-With `--lines running`, text is split as in `evaluate`, so both give the same numbers.
+With `--lines running`, the lines of a file are scored as one text, split into blocks as in
+`zipflm evaluate`, so both commands give the same numbers.
 """
 
 from __future__ import annotations
@@ -45,9 +46,13 @@ class ScoreOptions(Checked):
     ends: bool = True
     """Write rows for line ends, and include them in sums."""
     lines: Lines = "independent"
+    """Score each line by itself, or all lines of a file as one running text."""
     prefix: str = ""
+    """Context before every line, or before every file with `running`."""
     top: int = 0
+    """Number of most likely words to list for each position."""
     errors: Errors = "strict"
+    """Fail at invalid bytes, or replace them."""
     encoding: str = UTF_8
 
     def __post_init__(self) -> None:
@@ -74,11 +79,11 @@ class ScoreOptions(Checked):
 def score_files(
     lm: TrainedModel, patterns: Sequence[str], options: ScoreOptions
 ) -> Iterator[list[str]]:
-    """Yield groups of rows: the header, then the rows of every file."""
+    """Yield groups of rows: the header, the rows of each file, and the total if requested."""
     names = expand(patterns)
     if options.top:
         require_k(options.top, lm.reader, "top")
-    table = ScoreTable(options, lm.statistics, names_files=len(names) > 1)
+    table = ScoreTable(options, lm.statistics, has_file_column=len(names) > 1)
     yield [table.header(_protocol(lm, options))]
     total = stored_size(names)
     for name in names:
@@ -109,7 +114,8 @@ def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
 def _scored_file(
     lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
 ) -> Iterator[list[ScoredLine]]:
-    """Score a file or standard input. `total` is the size of all files in bytes, for progress."""
+    """Score a file or standard input. `total` is the size of all files in bytes, for the progress
+    bar."""
     prefix, groups = lm.reader.prefix(options.prefix), _encoded(lm, name, options, total)
     if options.lines == "running":
         lines = chain.from_iterable(groups)
@@ -196,10 +202,11 @@ class ScoreTable:
     """Formats scored lines as rows of text."""
 
     def __init__(
-        self, options: ScoreOptions, statistics: WordStatistics, *, names_files: bool
+        self, options: ScoreOptions, statistics: WordStatistics, *, has_file_column: bool
     ) -> None:
-        """`names_files` adds a column with the file name."""
-        self._options, self._statistics, self._names_files = options, statistics, names_files
+        """`has_file_column` adds a column with the file name to rows of words and lines."""
+        self._options, self._statistics = options, statistics
+        self._has_file_column = has_file_column
         self._document, self._all = _Totals(), _Totals()
         self._format: RowFormat = "jsonl" if options.format == "jsonl" else "tsv"
 
@@ -216,7 +223,7 @@ class ScoreTable:
         }[self._options.per]
         if self._options.top:
             columns.append("top")
-        if self._names_files and self._options.per in ("word", "line"):
+        if self._has_file_column and self._options.per in ("word", "line"):
             columns.append("file")
         return header_line(self._format, columns, protocol)
 
@@ -279,5 +286,5 @@ class ScoreTable:
         return rounded(logprob / NATS[self._options.score])
 
     def _row(self, row: Mapping[str, Any], file: str | None = None) -> str:
-        named = {"file": file} if self._names_files and file is not None else {}
+        named = {"file": file} if self._has_file_column and file is not None else {}
         return row_line(self._format, {**row, **named})

@@ -1,7 +1,8 @@
 """Score files from `zipflm score --per word`.
 
 A file is a tab-separated table whose header ends with `# key=value ...`, or JSON lines, where the
-first line has `columns` and `protocol`.
+first line has `columns` and `protocol`. The protocol names the run and describes how the text was
+scored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from zipflm.messages import quoted
 from zipflm.units import NATS
 
 _MAX_LOGPROB = 1e-6
-"""Slightly above 0, for rounding."""
+"""Largest accepted log-probability. It is slightly above 0 because scores are rounded."""
 
 RowFormat = Literal["tsv", "jsonl"]
 
@@ -43,7 +44,7 @@ class ScoreFile:
 
 
 def read_scores(name: str) -> ScoreFile:
-    """Read a file of scores. Raises ValueError with the line number for an invalid row."""
+    """Read a file of scores. Raises ValueError with the line number for an invalid line."""
     lines = numbered_lines(name)
     _, header = next(lines)
     format: RowFormat = "jsonl" if header.startswith("{") else "tsv"
@@ -131,7 +132,7 @@ def _field(value: Any) -> str:
 
 
 def rounded(value: float) -> float:
-    """Round to 6 digits. Adding 0.0 turns -0.0 into 0.0."""
+    """Round to 6 decimals. Adding 0.0 turns -0.0 into 0.0."""
     return round(value, 6) + 0.0
 
 

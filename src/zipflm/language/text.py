@@ -1,4 +1,4 @@
-"""Encoding of raw text as ids with word positions, and scored text."""
+"""Text encoded as ids with the position of each word, and the scores of a text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
 @dataclass(frozen=True)
 class EncodedText:
-    """The words of a text, with `</s>` at the end of every line."""
+    """The words of a text and their ids. Every line end is a word `</s>`, except at the end of the
+    text if it was encoded with `ends=False` (see `TextReader.text`)."""
 
     text: str
     words: Sequence[str]
@@ -38,8 +39,9 @@ class EncodedText:
     starts: NDArray[np.int64]
     """Index of the first id of each word."""
     find_spans: Callable[[], Sequence[tuple[int, int]]]
+    """Computes `spans` when they are first used."""
     num_predicted: int
-    """This id and all larger ones are predicted as `<unk>`."""
+    """The model predicts the ids below this number. All others are scored as `<unk>`."""
 
     @cached_property
     def spans(self) -> Sequence[tuple[int, int]]:
@@ -48,12 +50,12 @@ class EncodedText:
 
     @cached_property
     def line_ends(self) -> NDArray[np.int64]:
-        """Indices of the words that end a line."""
+        """Indices of the words `</s>`."""
         return np.flatnonzero(self.ids[self.starts] == END)
 
     @cached_property
     def is_unknown(self) -> NDArray[np.bool_]:
-        """Per word: True if it, or a piece of it, is predicted as `<unk>`."""
+        """Per word: True if the word, or a piece of it, is scored as `<unk>`."""
         is_unknown = (self.ids == UNKNOWN) | (self.ids >= self.num_predicted)
         return np.logical_or.reduceat(is_unknown, self.starts)
 
@@ -62,7 +64,8 @@ class TextReader:
     """Encodes raw text in the same way as the training text of a run."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit, num_predicted: int | None = None) -> None:
-        """`num_predicted` is the number of ids that the model predicts (default: all)."""
+        """`unit` is the kind of token that the model predicts, and `num_predicted` the number of
+        ids that it predicts (default: all)."""
         self.encoder: TextEncoder = encoder
         self.vocabulary: Vocabulary = encoder.vocabulary
         self.num_predicted: int = len(self.vocabulary) if num_predicted is None else num_predicted
@@ -73,11 +76,12 @@ class TextReader:
         )
         """Per id: False for a piece that does not end a word."""
         # A sub-word model without codes reads text that is already split into pieces.
-        self._takes_pieces = unit == "bpe" and encoder.codes is None
+        self._is_pre_split = unit == "bpe" and encoder.codes is None
 
     def text(self, text: str, *, ends: bool = True) -> EncodedText:
-        """Encode a text of one or more lines. Raises ValueError if it is empty or invalid.
+        """Encode a text of one or more lines.
 
+        Raises ValueError if it is empty, or contains NUL or characters that UTF-8 cannot encode.
         With `ends=False`, no `</s>` is added to a last line that has no line end.
         """
         if not text:
@@ -87,7 +91,10 @@ class TextReader:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"text: lone surrogate at character {error.start}; fix it") from None
+            raise ValueError(
+                f"text: character {error.start} is half of a surrogate pair, which is not valid "
+                "Unicode; remove it"
+            ) from None
         lines = [*_lines(text)]
         has_end = [ends or end > start + len(line) for start, line, end in lines]
         return self._encode(text, lines, has_end)
@@ -97,17 +104,22 @@ class TextReader:
         return self._encode(line, [(0, line, len(line))], [True])
 
     def prefix(self, prefix: str) -> Ids:
-        """Return the ids of a text, possibly empty, that another text continues."""
+        """Return the ids of a text that will be continued. It can be empty, and no `</s>` is added
+        at its end."""
         return self.text(prefix, ends=False).ids if prefix else np.zeros(0, dtype=np.int64)
 
     def is_encoding_of(self, word: str, ids: tuple[int, ...]) -> bool:
-        """Return True if `word` is encoded as `ids`."""
-        return self._takes_pieces or self.encoder.ids([word])[0] == ids
+        """Return True if `word` is encoded as `ids`.
+
+        If the model reads text that is already split into pieces, there is no encoding to compare
+        with, and the result is always True.
+        """
+        return self._is_pre_split or self.encoder.ids([word])[0] == ids
 
     @property
     def _is_plain(self) -> bool:
         """True if words can be found with `str.split`, which is faster."""
-        return self.encoder.splitter.splitting.is_plain and not self._takes_pieces
+        return self.encoder.splitter.splitting.is_plain and not self._is_pre_split
 
     def _encode(self, text: str, lines: list[_Line], has_end: list[bool]) -> EncodedText:
         if not self._is_plain:
@@ -116,11 +128,11 @@ class TextReader:
             words, ids = [word.word for word in encoded], [word.ids for word in encoded]
             return _assemble(text, words, ids, lambda: spans, self.num_predicted)
         words, ids = [], []
-        for (_, line, _), is_ended in zip(lines, has_end, strict=True):
+        for (_, line, _), has_end_token in zip(lines, has_end, strict=True):
             line_words = line.split()
             words += line_words
             ids += self.encoder.ids(line_words)
-            if is_ended:
+            if has_end_token:
                 words.append(SPECIALS[END])
                 ids.append((END,))
         return _assemble(
@@ -133,18 +145,18 @@ class TextReader:
 
     def _with_spans(self, lines: list[_Line], has_end: list[bool]) -> list[EncodedWord]:
         words: list[EncodedWord] = []
-        for (start, line, end), is_ended in zip(lines, has_end, strict=True):
+        for (start, line, end), has_end_token in zip(lines, has_end, strict=True):
             words += [
                 EncodedWord(word, (start + low, start + high), ids)
                 for word, (low, high), ids in self.encoder.line(line)
             ]
-            if is_ended:
+            if has_end_token:
                 words.append(EncodedWord(SPECIALS[END], (start + len(line), end), (END,)))
-        return self._join(words) if self._takes_pieces else words
+        return self._join(words) if self._is_pre_split else words
 
     def _join(self, pieces: list[EncodedWord]) -> list[EncodedWord]:
-        """Join pieces into words as `evaluate` and fairseq count them: an unknown piece ends a
-        word even with the continuation mark, and `</s>` ends an incomplete word."""
+        """Join pieces into words in the same way as `evaluate` and fairseq: an unknown piece ends
+        a word even if it has the continuation mark, and `</s>` ends an incomplete word."""
         words: list[EncodedWord] = []
         is_open = False
         for piece in pieces:
@@ -184,19 +196,23 @@ class ScoredWord:
     """A word of a text, or a line end."""
 
     word: str
-    """As in the vocabulary; `</s>` for a line end."""
+    """The word in the form used for the lookup in the vocabulary (for example lowercased), even if
+    it is unknown; `</s>` for a line end."""
     logprob: float
-    """ln p(word | all words before it)."""
+    """ln p(word | context). The context is the text before the word; in a text longer than a block,
+    only the part of it that is in the same block."""
     band: int
-    """Band of the output layer, 0 for the head; for several pieces, that of the rarest."""
+    """Band of the output layer, 0 for the head. Words outside the vocabulary have the band of
+    `<unk>`, words of several pieces that of the rarest piece."""
     count: int
-    """Count in the training text; for several pieces, that of the rarest."""
+    """Count in the training text. Words outside the vocabulary have the count of `<unk>`, words of
+    several pieces that of the rarest piece."""
     is_unknown: bool
     """True if the word, or a piece of it, is scored as `<unk>`."""
     is_end: bool
-    """True for a line end."""
+    """True for a line end, or a `</s>` in the text."""
     span: tuple[int, int]
-    """Start and end offset in the text; empty for an implicit line end."""
+    """Start and end offset in the text; empty for the end of a text without a final newline."""
 
     @property
     def surprisal(self) -> float:
@@ -215,7 +231,8 @@ class WordStatistics:
     def of(
         cls, vocabulary: Vocabulary, cutoffs: tuple[int, ...], num_predicted: int | None = None
     ) -> WordStatistics:
-        """`cutoffs` are the first ids of the output layer's tails."""
+        """`cutoffs` are the first ids of the output layer's tails. Ids that are not predicted have
+        the band of `<unk>`."""
         ids = predicted_ids(np.arange(len(vocabulary)), num_predicted or len(vocabulary))
         return cls(np.searchsorted(cutoffs, ids, side="right"), np.asarray(vocabulary.counts))
 
@@ -236,17 +253,17 @@ class ScoredText:
 
     @property
     def logprob(self) -> float:
-        """Log-probability of the whole text in nats."""
+        """Log-probability of the text in nats."""
         return -float(self.nll.sum())
 
     @property
     def perplexity(self) -> float:
-        """Per word."""
+        """Perplexity per word, line ends included."""
         return perplexity(-self.logprob / len(self.nll))
 
     @property
     def surprisal(self) -> float:
-        """Surprisal of the whole text in bits."""
+        """Surprisal of the text in bits."""
         return -bits(self.logprob)
 
     @cached_property
@@ -280,7 +297,7 @@ class ScoredText:
 def scored_words(
     encoded: EncodedText, nll: NDArray[np.float64], statistics: WordStatistics
 ) -> Iterator[ScoredWord]:
-    """Yield the words of a text with their scores. `nll` is per word."""
+    """Yield the words of a text with their scores. `nll` has one value per word."""
     ids = np.where(encoded.ids < len(statistics.counts), encoded.ids, UNKNOWN)
     columns = zip(
         encoded.words,
@@ -297,5 +314,5 @@ def scored_words(
 
 
 def nll_per_word(encoded: EncodedText, nll: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Sum the losses of the pieces of each word."""
+    """Sum the nll of the tokens of each word."""
     return np.add.reduceat(nll.astype(np.float64), encoded.starts)

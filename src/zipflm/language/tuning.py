@@ -1,8 +1,9 @@
 """Tuning of rescoring weights: a deterministic grid search for the fewest word errors.
 
-The grid has 0 and 0.01, 0.02, 0.05, 0.1, ... 10,000 (for the number of words: 0.1 to 10,000 with
-both signs). Two finer grids take five steps from the best values to their neighbors. Ties go to the
-smallest weights.
+The first grid has 0, 0.01, 0.02, 0.05, 0.1, ... 10,000 for each weight; for the number of words, it
+has 0 and the values from 0.1 to 10,000 with both signs. Two finer grids take five steps from the
+best values to their neighbors on the previous grid. Ties go to the weights with the smallest sum of
+absolute values.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ MAX_NAMES = 3
 
 _REFINEMENTS, _STEPS = 2, 5
 _DIGITS = 4
+"""Significant digits of weights on finer grids."""
 _GRID = [float(f"{m}e{e}") for e in range(-2, 4) for m in (1, 2, 5)] + [1e4]
 _PENALTIES = [penalty for penalty in _GRID if penalty >= 0.1]
 
 
-def levenshtein() -> ModuleType:
+def import_levenshtein() -> ModuleType:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
@@ -47,7 +49,7 @@ class DevelopmentSet:
         references: Mapping[str, Sequence[str]],
         names: Iterable[str],
     ) -> None:
-        """`names` are the scores with a weight. `references` must have all utterances."""
+        """`names` are the scores with a non-zero weight. `references` must have all utterances."""
         self.entries: list[Entry] = [entry for entries in utterances for entry in entries]
         self.references: list[Sequence[str]] = [
             references[entry.utterance] for entry in self.entries
@@ -62,12 +64,13 @@ class DevelopmentSet:
         self._columns = {
             name: np.array([entry.scores[name] for entry in self.entries]) for name in names
         }
-        distance = levenshtein().distance
+        distance = import_levenshtein().distance
         pairs = zip(self.references, self.entries, strict=True)
         self._errors = np.array([distance(reference, entry.words) for reference, entry in pairs])
 
     def chosen(self, weights: Mapping[str, float]) -> NDArray[np.int64]:
-        """Return the index of the first hypothesis with the largest total, per utterance."""
+        """Return the index of the hypothesis with the largest total, per utterance. Ties go to the
+        first one."""
         totals = np.zeros(len(self._errors))
         for name, weight in weights.items():
             if weight:
@@ -89,7 +92,7 @@ class DevelopmentSet:
 
     def edits(self, indices: NDArray[np.int64]) -> Counter[str]:
         """Count the edits `replace`, `delete` and `insert` of one hypothesis per utterance."""
-        editops = levenshtein().editops
+        editops = import_levenshtein().editops
         return Counter(
             edit.tag
             for index in indices.tolist()
@@ -99,7 +102,7 @@ class DevelopmentSet:
 
 @dataclass(frozen=True)
 class TuningRow:
-    """A row of the table."""
+    """A row of the table of word errors."""
 
     label: str
     edits: Counter[str]
@@ -111,9 +114,10 @@ class Tuning:
     """The best weights and their word errors."""
 
     weights: Mapping[str, float]
-    """For every score."""
+    """Weights of all scores."""
     option: str
-    """Given and tuned weights, as a value for `--weights`."""
+    """The weights of the model, those set by the user and the tuned ones, as a value for
+    `--weights`."""
     rows: tuple[TuningRow, ...]
     num_words: int
     """Number of words in the references."""
@@ -158,8 +162,8 @@ def tune(
         rows.append(row("without the model", development.chosen(without)))
     # Tuning the other weights without the model shows how much of the gain is due to the model.
     if others := [name for name in names if name != lm]:
-        alone = _search(development, without, others)
-        rows.append(row("tuned, without the model", development.chosen(alone), option(alone)))
+        best = _search(development, without, others)
+        rows.append(row("tuned, without the model", development.chosen(best), option(best)))
     weights = _search(development, start, names)
     rows.append(row("tuned, with the model", development.chosen(weights), option(weights)))
     rows.append(row("oracle", development.oracle()))
@@ -216,7 +220,7 @@ def _finer(grid: list[float], best: float) -> list[float]:
 
 
 def _rounded(value: float) -> float:
-    # Rounded, so that the printed weights are exactly those that were tried.
+    # Round, so that the printed weights are exactly those that were tried; + 0.0 turns -0.0 into 0.
     return float(f"{value:.{_DIGITS}g}") + 0.0
 
 

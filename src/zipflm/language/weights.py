@@ -43,9 +43,12 @@ def format_weights(weights: Mapping[str, float]) -> str:
 
 
 def complete_weights(given: Mapping[str, float], names: Iterable[str], lm: str) -> dict[str, float]:
-    """Add default weights for the scores of a list, the model's score `lm` and the words.
+    """Add default weights for the scores of a list, the model's score `lm` and the number of words.
 
-    Raises ValueError for unknown names, and if the total could already include a weighted score.
+    The model has weight 1 and the number of words 0. If the list has a total, the total has weight
+    1 and its other scores 0; otherwise all of its scores have weight 1. Raises ValueError for
+    unknown names, if the list already has a score `lm`, and if the total could already include a
+    score in `given`.
     """
     names = list(names)
     if lm in names:

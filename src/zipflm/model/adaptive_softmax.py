@@ -1,6 +1,7 @@
 """The adaptive softmax (Grave et al., 2017), optionally tied to an adaptive embedding.
 
-Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, E width of a band.
+Shapes: ... any leading dimensions, N flattened tokens, D model width, V words, E width of a band,
+K most likely words.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from zipflm.model.sampling import most_likely
 class AdaptiveSoftmax(OutputLayer):
     """A softmax over the head's words and the tail bands, and one softmax per tail band.
 
-    log p(w) is log p(w | head) for a head word and log p(band | head) + log p(w | band) for others
-    (Grave et al., 2017, without biases). Calling the layer returns the loss, as with
-    `nn.CrossEntropyLoss`:
+    The probability of a head word is that of the first softmax. The probability of a word in a tail
+    is the product of the band's probability in the first softmax and the word's probability in the
+    band's own softmax (Grave et al., 2017, without biases). Calling the layer returns the loss, as
+    with `nn.CrossEntropyLoss`:
 
     >>> bands = Bands(vocab_size=1000, cutoffs=(100, 400), dim=64, factor=4)
     >>> embedding = AdaptiveEmbedding(bands)
@@ -61,11 +63,12 @@ class AdaptiveSoftmax(OutputLayer):
         dtype: torch.dtype | None = None,
     ):
         """`in_dim` is the width of the hidden vectors (default: `bands.dim`). `tie` selects which
-        weights of `tied_to` to share: `embeddings`, `projections` (embeddings and tail projections)
-        or `head` (all of these and the head's projection). `input_dropout` is applied to the hidden
-        vectors, `tail_dropout` to their projections for the tails. `head_projection` adds an
-        unshared projection to the head. `impl` selects the implementation (see `zipflm.kernels`).
-        `device` and `dtype` apply to weights that are not shared."""
+        weights of `tied_to` to share: `none`, `embeddings`, `projections` (embeddings and tail
+        projections) or `head` (also the head's projection). `input_dropout` is applied to the
+        hidden vectors, `tail_dropout` to their projections for the tails. `head_projection` adds an
+        unshared square projection to the head. `ignore_index` and `reduction` are as in
+        `nn.CrossEntropyLoss`. `impl` selects the implementation (see `zipflm.kernels`). `device`
+        and `dtype` apply to weights that are not shared."""
         super().__init__()
         self.bands: Bands = bands
         self.tie: Tie = Tie(tie)
@@ -108,8 +111,8 @@ class AdaptiveSoftmax(OutputLayer):
         require_dense_gradients(tied_to)
         if not self.tie.shares_head_projection and self.bands.dim != self.in_dim:
             raise ValueError(
-                f"tie={self.tie.value!r}: the head is scored without a projection, so bands.dim="
-                f"{self.bands.dim} must equal in_dim={self.in_dim}; or use tie='head'"
+                f"tie={self.tie.value!r}: bands.dim={self.bands.dim} must equal in_dim="
+                f"{self.in_dim}; or use tie='head', which projects hidden vectors to bands.dim"
             )
 
     def _make_parameters(self, device: Device, dtype: torch.dtype | None) -> None:
@@ -133,7 +136,7 @@ class AdaptiveSoftmax(OutputLayer):
             for size, width in zip(bands.sizes, bands.widths, strict=True)
             if not tie.shares_embeddings
         )
-        # Entry i belongs to band i + 1; the head has none.
+        # Entry i belongs to band i + 1, because the head has no such projection.
         self.tail_projections: nn.ParameterList = nn.ParameterList(
             parameter(width, bands.dim)
             for width in bands.widths[1:]
@@ -141,14 +144,12 @@ class AdaptiveSoftmax(OutputLayer):
         )
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # The vectors of head words and tail bands form one matrix; Xavier's bound counts both.
+        # The vectors of head words and tail bands form one matrix, so the bound depends on both.
         fan = self.bands.sizes[0] + self.bands.num_tails + self.bands.dim
         head = initialization.uniform((6 / fan) ** 0.5)
         for band in range(len(self.embeddings)):
             yield f"embeddings.{band}", head if band == 0 else initialization.xavier_uniform()
-        # Without tails `clusters` is empty, and Xavier's bound would divide by zero.
-        tied = initialization.xavier_uniform() if self.bands.num_tails else initialization.zeros
-        yield "clusters", tied if self.tie.shares_embeddings else head
+        yield "clusters", initialization.xavier_uniform() if self.tie.shares_embeddings else head
         for index in range(len(self.tail_projections)):
             yield f"tail_projections.{index}", initialization.xavier_uniform()
         if self.head_projection is not None:
@@ -164,9 +165,10 @@ class AdaptiveSoftmax(OutputLayer):
         )
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, reduced by `reduction` over the targets that are not `ignore_index`.
+        """Return the mean or sum of the nll over all targets that are not `ignore_index`. With
+        reduction `none`, return the nll of each target, 0 where it is `ignore_index`.
 
-        The mean is 0 if there are no such targets.
+        The mean is 0, not NaN, if all targets are `ignore_index`.
         """
         scored = targets.long() != self.ignore_index  # a narrow dtype may not hold ignore_index
         if self.reduction == "none":
@@ -202,10 +204,11 @@ class AdaptiveSoftmax(OutputLayer):
         return self.bands.edges
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Return log p of every word, [..., V]. Only for small vocabularies."""
+        """Return log p of every word, [..., V]. Unlike `nll`, this keeps V values per hidden vector
+        in memory."""
         hidden = self._drop_and_project(hidden)
         in_head = self._project_head(hidden)
-        # Two products: concatenating the weights would copy the whole head.
+        # Two products, because concatenating the weights would copy the table of the head.
         logits = [F.linear(in_head, weight) for weight in (self._table(0), self.clusters)]
         head = log_softmax(torch.cat(logits, dim=-1))
         num_words = self.bands.sizes[0]
@@ -223,7 +226,11 @@ class AdaptiveSoftmax(OutputLayer):
         return self.topk(hidden, 1).indices.squeeze(-1)
 
     def topk(self, hidden: Tensor, k: int) -> torch.return_types.topk:
-        """Return `log_probs(hidden).topk(k)`, computed in chunks of rows without gradients."""
+        """Return the k most likely words: values and indices [..., K], as from
+        `log_probs(hidden).topk(k)`, but without gradients and with ties in the order of the ids.
+
+        The log-probabilities are computed in chunks, to bound the memory.
+        """
         require_width(hidden, self.in_dim)
         best_NK, ids_NK = most_likely(self, hidden.reshape(-1, self.in_dim), k)
         shape = (*hidden.shape[:-1], k)
@@ -255,10 +262,13 @@ class AdaptiveSoftmax(OutputLayer):
 
     @classmethod
     def from_torch(cls, module: nn.AdaptiveLogSoftmaxWithLoss, **options: Any) -> AdaptiveSoftmax:
-        """Create an untied layer from `nn.AdaptiveLogSoftmaxWithLoss`. `options` are passed to the
-        constructor."""
+        """Create an untied layer with a copy of the weights of `nn.AdaptiveLogSoftmaxWithLoss`.
+        `options` are passed to the constructor."""
         if module.head.bias is not None:
-            raise ValueError("head_bias=True: AdaptiveSoftmax has no biases; use head_bias=False")
+            raise ValueError(
+                "module: has head_bias=True, but AdaptiveSoftmax has no biases; train the module "
+                "with head_bias=False"
+            )
         bands = Bands(module.n_classes, tuple(module.cutoffs), module.in_features, module.div_value)
         weight = module.head.weight
         softmax = cls(bands, **{"device": weight.device, "dtype": weight.dtype} | options)
@@ -270,12 +280,13 @@ class AdaptiveSoftmax(OutputLayer):
     def to_torch(self) -> nn.AdaptiveLogSoftmaxWithLoss:
         """Return an `nn.AdaptiveLogSoftmaxWithLoss` with a copy of these weights."""
         bands = self.bands
-        projects = self.projection is not None or self.has_head_projection
-        if self.tie != Tie.NONE or projects or bands.num_tails == 0:
+        has_projection = self.projection is not None or self.has_head_projection
+        if self.tie != Tie.NONE or has_projection or bands.num_tails == 0:
             raise ValueError(
                 f"tie={self.tie.value!r}, in_dim={self.in_dim}, head_projection="
-                f"{self.has_head_projection}, cutoffs={bands.cutoffs}: PyTorch's module has "
-                "no tied weights or head projection, and needs at least one cutoff"
+                f"{self.has_head_projection}, cutoffs={bands.cutoffs}: cannot be converted; "
+                "PyTorch's module needs tie='none', in_dim equal to bands.dim, no head projection, "
+                "and at least one cutoff"
             )
         module = nn.AdaptiveLogSoftmaxWithLoss(
             bands.dim, bands.vocab_size, bands.cutoffs, div_value=bands.factor

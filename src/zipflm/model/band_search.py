@@ -2,7 +2,7 @@
 
 Cutoffs trade off parameters, output-layer time and vector width. A larger head gives more words
 wide vectors but costs parameters, and time for every token, because every token is scored against
-the whole head. A tail is narrow, and costs time only for tokens in its band. `suggest` maximizes
+the full head. A tail is narrow, and costs time mainly for tokens in its band. `suggest` maximizes
 
     score = log(mean width) - TRADE * log(cost)        with at most `budget` parameters,
 
@@ -49,11 +49,12 @@ CPU = Costs(per_logit=45.0, tail_product=1.5, per_tail=5e3)
 DEVICES = {"h200": H200, "cpu": CPU}
 
 TRADE = 0.075
-"""Value of time relative to width: saving 10% of the time is worth 0.75% of the width. With this
-value, the best bands for WikiText-103 on an H200 with the paper's number of parameters have two
-tails, like the paper's, with similar cutoffs."""
+"""Value of time relative to width: saving 10% of the time is worth about 0.8% of the width. With
+this value, the best bands for WikiText-103 on an H200 with the paper's number of parameters have
+two tails, like the paper's, with similar cutoffs."""
 
 MAX_TAILS = 3
+"""Maximum number of suggested tails."""
 MIN_TAIL_WIDTH = 2
 """Minimum width of suggested tails, unless the number of tails is given. Tails of this width still
 helped for the rarest words of the demo text (docs/results/bands.md)."""
@@ -114,7 +115,7 @@ def paper_bands(vocab_size: int, dim: int, factor: float = 4, max_tails: int = 2
 
 
 def weigh(bands: Bands, counts: ArrayLike, costs: Costs = H200) -> WeighedBands:
-    """Compute statistics of bands on a text. `counts` has the count of every id, most frequent
+    """Compute the statistics of bands on a text. `counts` has the count of every id, most frequent
     first."""
     problem = _Problem.from_counts(counts, bands.dim, bands.factor, costs)
     if problem.vocab_size != bands.vocab_size:
@@ -137,11 +138,11 @@ def suggest(
 ) -> WeighedBands:
     """Find the bands with the best score on a text with these counts.
 
-    `counts` has the number of occurrences of every id, most frequent first (the first four may be
-    specials in any order). `budget` is the maximum number of parameters of a tied pair (default:
-    that of the paper's proportions). `tails` is the number of tails (default: the best of 0 to 3).
-    `coverage` is the minimum fraction of the running text in the head. The result is deterministic:
-    ties go to fewer tails and earlier cutoffs.
+    `counts` has the number of occurrences of every id, most frequent first (the first four can be
+    special tokens in any order). `budget` is the maximum number of parameters of an input and an
+    output layer that share tables and projections (default: that of `paper_bands`). `tails` is the
+    number of tails (default: the best of 0 to 3). `coverage` is the minimum fraction of the running
+    text in the head. The result is deterministic: ties go to fewer tails and earlier cutoffs.
     """
     problem = _Problem.from_counts(counts, dim, factor, costs, coverage)
     tail_counts = _possible_tails(problem.vocab_size, dim, factor, tails)
@@ -175,7 +176,7 @@ def _possible_tails(vocab_size: int, dim: int, factor: float, tails: int | None)
 
 @dataclass(frozen=True)
 class _Problem:
-    """The search problem. Methods compute statistics of many candidate cutoffs in parallel."""
+    """The search problem. Private methods evaluate many candidate cutoffs at a time."""
 
     covered: NDArray[np.float64]
     """Fraction of the running text in the first 0, 1, ... V ids."""
@@ -262,7 +263,7 @@ class _Problem:
         yield _combinations(axes)
         if not axes:
             return
-        # The best cutoffs usually use the whole budget, which a grid would miss, so also try the
+        # The best cutoffs usually use the full budget, which a grid would miss, so also try the
         # largest last cutoff within the budget.
         others, widths = _combinations(axes[:-1]), self.widths(len(axes))
         nearest = others[-1:] + 1 if len(others) else np.ones((1, 1), dtype=np.int64)

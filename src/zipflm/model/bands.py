@@ -1,4 +1,5 @@
-"""Bands: a frequency-ordered vocabulary split into a wide head and narrower tails (section 3).
+"""Bands: a frequency-ordered vocabulary split into a head with wide vectors and tails with narrower
+ones (section 3 of the paper).
 
 The input and output layers of a model each have a `Bands`. They can share weights only if the two
 are equal.
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 class Bands:
     """A partition of `vocab_size` word ids, most frequent first.
 
-    Band 0 (the head) holds ids below `cutoffs[0]` with width `dim`; band i holds the next ids up
-    to `cutoffs[i]` with width `floor(dim / factor**i)`; the last band holds the remaining ids
-    (a last cutoff equal to `vocab_size` is dropped).
+    Band 0 (the head) has the ids below `cutoffs[0]` and width `dim`. Band i has the next ids below
+    `cutoffs[i]` and width `floor(dim / factor**i)`. The last band has the remaining ids (a last
+    cutoff equal to `vocab_size` is dropped).
 
     >>> bands = Bands(vocab_size=267744, cutoffs=(20000, 60000), dim=1024, factor=4)
     >>> bands.sizes
@@ -39,7 +40,7 @@ class Bands:
     factor: float = 4
 
     def __post_init__(self) -> None:
-        # Integers may be NumPy's.
+        # Convert NumPy integers.
         for name in ("vocab_size", "dim"):
             object.__setattr__(self, name, index(getattr(self, name)))
         try:
@@ -91,8 +92,9 @@ class Bands:
     ) -> Bands:
         """Suggest bands for a text in which id i occurs `counts[i]` times, most frequent first.
 
-        Balances vector width and the time of the output layer, with at most `budget` parameters
-        and at least `coverage` of the text in the head. See `model.band_search.suggest`.
+        Trades off vector width against the time of the output layer, with at most `budget`
+        parameters and at least the fraction `coverage` of the text in the head. See
+        `model.band_search.suggest`.
 
         >>> counts = [1_000_000 // rank for rank in range(1, 50_001)]
         >>> bands = Bands.suggest(counts, dim=512, budget=6_000_000)
@@ -104,7 +106,7 @@ class Bands:
         ).bands
 
     def explain(self, counts: ArrayLike) -> str:
-        """Summarize size, coverage and cost on a text with these counts in one line."""
+        """Summarize sizes, coverage and cost for a text with these counts in one line."""
         from zipflm.model.band_search import weigh
 
         return weigh(self, counts).explanation

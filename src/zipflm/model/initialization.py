@@ -1,9 +1,10 @@
 """Initialization of parameters.
 
-A layer's `initial_values` pairs the name of each of its parameters with a function that fills it.
-A standalone layer uses torch's global generator, like torch's own layers (`reset`). In a whole
-model every parameter has its own generator, seeded from the run's seed and the parameter's name
-(`first_value`), so that values do not depend on the order or on the number of processes.
+The `initial_values` of a layer pair the name of each of its parameters with a function that fills
+it. A new layer uses torch's global generator, like torch's own layers (`reset`). In a training run,
+every parameter has its own generator, seeded from the run's seed and the name of the parameter
+(`first_value`), so that values do not depend on the order of the parameters or the number of
+processes.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def reset(layer: nn.Module) -> None:
     assert isinstance(layer, HasInitialValues)
     for name, fill in layer.initial_values():
         parameter = layer.get_parameter(name)
-        # Filling a meta tensor does nothing but import torch's compiler.
+        # Skip meta tensors: filling one has no effect, but makes torch import its compiler.
         if not parameter.is_meta:
             fill(parameter)
 
 
 def fills(model: nn.Module) -> dict[str, Fill]:
-    """Return the initialization of each parameter of a model, by name."""
+    """Return the function that initializes each parameter of a model, by name."""
     return {
         f"{prefix}.{name}" if prefix else name: fill
         for prefix, module in model.named_modules()
@@ -107,7 +108,7 @@ def xavier_normal(zero_row: int | None = None) -> Fill:
 
 
 def table(padding_idx: int | None = None) -> Fill:
-    """Normal with variance 1 / width, with the row of the padding word set to 0."""
+    """Normal with variance 1 / width, with row `padding_idx` set to 0."""
 
     def fill(tensor: Tensor, generator: Generator | None = None) -> object:
         nn.init.normal_(tensor, std=tensor.shape[1] ** -0.5, generator=generator)

@@ -1,9 +1,9 @@
 """Input layers: map word ids to vectors of the decoder's width.
 
-To avoid device synchronization, every word is looked up in every band, with a mask.
+To avoid device synchronization, `AdaptiveEmbedding` looks up every word in every band, with a mask.
 
 Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
-N flattened words, U unique words of a batch.
+N flattened words, U unique words of a batch, F convolution features.
 """
 
 from __future__ import annotations
@@ -168,13 +168,13 @@ def _lookup_sparse(
     device. Indices outside the table, and padding, add 0 to the row of another word of the batch,
     so that no other rows are touched.
     """
-    learns = torch.ones_like(indices, dtype=torch.bool) if is_inside is None else is_inside
+    has_grad = torch.ones_like(indices, dtype=torch.bool) if is_inside is None else is_inside
     is_padding = None if padding_idx is None else indices == padding_idx
     if is_padding is not None:
-        learns = learns & ~is_padding
-    dummy_row = indices.where(learns, 0).amax() if indices.numel() else 0
-    rows = F.embedding(indices.where(learns, dummy_row), table, sparse=True)
-    rows = rows.masked_fill(~learns.unsqueeze(-1), 0.0)
+        has_grad = has_grad & ~is_padding
+    dummy_row = indices.where(has_grad, 0).amax() if indices.numel() else 0
+    rows = F.embedding(indices.where(has_grad, dummy_row), table, sparse=True)
+    rows = rows.masked_fill(~has_grad.unsqueeze(-1), 0.0)
     if is_padding is not None:
         # Imported weights may have a non-zero padding row.
         rows = torch.where(is_padding.unsqueeze(-1), table[padding_idx].detach(), rows)
@@ -207,8 +207,8 @@ class UniqueTokens(NamedTuple):
 class CharacterEmbedding(nn.Module):
     """A convolution over the bytes of a word, max-pooled, then highway layers and a projection.
 
-    As in the published code, every word is padded to `max_bytes`, the maximum includes windows of
-    padding, end of sentence and unknown word have learned vectors, and padding is zero.
+    As in the published code, every word is padded to the same number of bytes, the maximum includes
+    windows of padding, `</s>` and `<unk>` have learned vectors, and the vector of `<pad>` is zero.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class _PooledConvolution(nn.Module):
     """A convolution over the bytes of a word, max-pooled.
 
     `conv2d` keeps the channels-last layout of an embedding. `conv1d` would transpose it back and
-    forth, which makes the whole layer 2.6 times slower on a GPU and 1.5 times slower on a CPU.
+    forth, which makes the embedding 2.6 times slower on a GPU and 1.5 times slower on a CPU.
     """
 
     def __init__(self, char_dim: int, num_features: int, num_bytes: int) -> None:
@@ -316,8 +316,8 @@ class _PooledConvolution(nn.Module):
 
 
 def _carry_bias(tensor: Tensor, generator: Generator | None = None) -> None:
-    """Set the bias of the gates to 1, so that highway layers initially pass on most of their
-    input."""
+    """Set the bias of the gates to 1 and the others to 0, so that highway layers initially pass on
+    most of their input."""
     transform, gate = tensor.chunk(2)
     nn.init.zeros_(transform)
     nn.init.ones_(gate)

@@ -41,9 +41,9 @@ class Past(Protocol):
 class KeyValueCache:
     """A cache for inference: `model(words, cache)` computes only the new words.
 
-    Rows can have different lengths, join and leave. Memory is allocated for the full capacity; a
-    step appends in place. It starts as zeros, because masked values are multiplied by 0, and 0
-    times NaN would be NaN. Use `LanguageModel.new_cache` to create one.
+    Rows can have different lengths, join and leave. Memory is allocated for the full capacity, and
+    a step appends in place. The memory starts as zeros, because masked values are multiplied by 0,
+    and 0 times NaN would be NaN. Use `LanguageModel.new_cache` to create a cache.
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -70,7 +70,7 @@ class KeyValueCache:
 
     @property
     def capacity(self) -> int:
-        """Number of allocated words per row."""
+        """Number of words per row that memory is allocated for."""
         return self.keys_LBHCK.shape[3]
 
     @property
@@ -144,7 +144,7 @@ class KeyValueCache:
         )
 
     def row(self, index: int) -> KeyValueCache:
-        """Return a copy of one row, without room for more words."""
+        """Return a copy of one row as a cache without room for more words."""
         length = self.lengths[index]
         used = slice(None), slice(index, index + 1), slice(None), slice(length)
         return KeyValueCache(
@@ -201,7 +201,7 @@ class KeyValueCache:
         return order
 
     def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
-        """Reallocate if there is not enough room. The new capacity may be smaller than before."""
+        """Reallocate if there is not enough room. The capacity can then become smaller."""
         if rows <= self.keys_LBHCK.shape[1] and capacity <= self.capacity:
             return
         layers, _, heads, _, width = like.keys_LBHCK.shape

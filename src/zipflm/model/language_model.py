@@ -1,4 +1,4 @@
-"""The whole model: input layer, decoder and output layer, built and tied from a config.
+"""The language model: input layer, decoder and output layer, built and tied from a config.
 
 Shapes: B sequences, T positions, D model width, V words, C bytes of a word.
 """
@@ -30,15 +30,17 @@ from zipflm.model.kv_cache import KeyValueCache, Past
 from zipflm.model.outputs import FullSoftmax
 
 PADDING = 1
-"""Id of the padding word in every vocabulary of this package."""
+"""Id of `<pad>` in every vocabulary of this package."""
 UNKNOWN = 3
-"""Id of `<unk>`."""
+"""Id of `<unk>` in every vocabulary of this package."""
 
 InputLayer = FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding
 
 
 class LanguageModel(nn.Module):
-    """p(next word | words so far), for any of the paper's factorizations.
+    """p(next word | words so far), with any of the paper's input and output layers.
+
+    A word here is an entry of the vocabulary; in a sub-word model, it can be a piece of a word.
 
     >>> from zipflm import preset
     >>> model = LanguageModel(preset("tiny", "ADP-T"))
@@ -63,7 +65,7 @@ class LanguageModel(nn.Module):
     def forward(
         self, words_BT: Tensor | UniqueTokens, cache: Past | RowStates | None = None
     ) -> Tensor:
-        """Return hidden vectors [B, T, D], from which the output layer predicts the next words.
+        """Return hidden vectors [B, T, D], from which the output layer predicts each next word.
 
         With a cache, the words follow the cached ones and are added to the cache. Padding on the
         right is harmless for Transformers, but becomes part of the state of other decoders.
@@ -76,8 +78,10 @@ class LanguageModel(nn.Module):
         return hidden_BTD
 
     def new_cache(self, rows: int, capacity: int) -> KeyValueCache | RowStates:
-        """Create an empty cache on the model's device. Its dtype follows autocast, so create it in
-        the same autocast context as the calls that use it. Rows can be added and removed later."""
+        """Create an empty cache for `rows` sequences of up to `capacity` words, on the model's
+        device. Its dtype follows autocast, so create it in the same autocast context as the calls
+        that use it. Rows can be added and removed later. Decoders other than Transformers ignore
+        `capacity`."""
         return self.decoder.new_state(rows, capacity)
 
     def read(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], KeyValueCache | RowStates]:
@@ -125,7 +129,8 @@ class LanguageModel(nn.Module):
         return self.output.nll_sum(self(words_BT), targets_BT, scored_BT)
 
     def log_probs(self, words_BT: Tensor) -> Tensor:
-        """Return log p of every next word, [B, T, V]. Only for small vocabularies."""
+        """Return log p of every next word, [B, T, V]. Unlike `nll`, this keeps V values per
+        position in memory."""
         return self.output.log_probs(self(words_BT))
 
 

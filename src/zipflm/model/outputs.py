@@ -1,8 +1,8 @@
 """Output layers: map hidden vectors and targets to per-token negative log-likelihoods (nll).
 
-nll is in nats and float32 (float64 for float64 input). Scoring targets never materializes the full
-[N, V] logits. Tied weights belong to the input layer; a tied output layer reads them from there and
-does not register them, so each is stored once.
+nll is in nats and float32 (float64 for float64 input). Except in the reference implementation,
+computing it never materializes the full [N, V] logits. Tied weights belong to the input layer; a
+tied output layer reads them from there and does not register them, so each is stored once.
 
 Shapes: ... any leading dimensions, N flattened tokens, D model width, V words.
 """
@@ -35,7 +35,7 @@ class OutputLayer(nn.Module):
     table_shards: TableShards | None = None
     """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
     unknown_id: int | None = None
-    """Id that replaces targets outside the vocabulary; without it they raise an error."""
+    """Id that replaces targets of the vocabulary size or more; without it they raise an error."""
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -62,8 +62,8 @@ class OutputLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Flatten to one row per token, after checking shapes and targets.
 
-        Tokens that are not scored get target 0 and a vector of zeros: infinity or NaN in their
-        vectors would spread to the gradients of all projections.
+        Tokens that are not scored get target 0 and a vector of zeros, because infinity or NaN in
+        their vectors would spread to the gradients of all projections.
         """
         require_width(hidden, self.in_dim)
         if hidden.shape[:-1] != targets.shape:
@@ -142,7 +142,8 @@ class FullSoftmax(OutputLayer):
         return (0, self.vocab_size)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Return log p of every word, [..., V]. Only for small vocabularies."""
+        """Return log p of every word, [..., V]. Unlike `nll`, this keeps V values per hidden vector
+        in memory."""
         return log_softmax(F.linear(self._project(hidden), self.weight))
 
     def _project(self, hidden: Tensor) -> Tensor:

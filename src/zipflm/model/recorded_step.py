@@ -1,10 +1,10 @@
 """A decoding step as a CUDA graph.
 
-For a single word, launching kernels separately takes longer than running them
+For a single word per row, launching kernels separately takes longer than running them
 (docs/results/decoding.md), so the step is recorded once and replayed. This needs fixed shapes:
-attention always runs over the whole capacity of the cache, and a mask hides the unused slots.
+attention always runs over the full capacity of the cache, and a mask hides the unused slots.
 
-Shapes: N rows, D model width, B rows, H heads, C capacity, K head width, T new words.
+Shapes: N or B rows, D model width, H heads, C capacity, K head width, T new words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class RecordedStep:
     """
 
     def __init__(self, model: LanguageModel, cache: KeyValueCache):
-        """Between two steps rows may leave the cache or be refilled, as long as the step `fits`."""
+        """Between two steps, rows may leave the cache or be refilled. Check `fits` before each
+        step."""
         self._model, self._cache = model, cache
         device = cache.keys_LBHCK.device
         self._words_N1 = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)
@@ -70,7 +71,7 @@ class RecordedStep:
 
 
 class _FixedPast:
-    """A cache that exposes its whole capacity at every step and masks the unused slots."""
+    """A `Past` that exposes the full capacity of a cache at every step and masks unused slots."""
 
     def __init__(self, cache: KeyValueCache):
         self.keys_LBHCK, self.values_LBHCK = cache.keys_LBHCK, cache.values_LBHCK

@@ -1,9 +1,10 @@
 """Next-word prediction: top-k and sampling with temperature, top-k and top-p.
 
-All compute the log-probabilities of all words. On a GPU computing a tail costs less than checking
-whether it is needed; on a CPU it costs little compared to the decoder (docs/results/decoding.md).
+All functions compute the log-probabilities of all words. On a GPU, computing a tail costs less than
+checking whether it is needed; on a CPU, it costs little compared to the decoder
+(docs/results/decoding.md).
 
-Shapes: N rows, D model width, V words, K candidate words, T tries, M columns.
+Shapes: N rows, D model width, V words, K candidate words, T tries, M columns of any matrix.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _CPU_ROWS = 8
 _MIN_TEMPERATURE = 1e-10
 """Lower temperatures mean greedy decoding."""
 NUM_TRIES = 8
-"""Maximum number of random numbers per draw."""
+"""Number of random numbers per draw. Most draws use only the first one."""
 
 Mix = Callable[[Tensor, slice], Tensor]
 """Mixes the log-probabilities [N, V] of a slice of rows with another distribution."""
@@ -57,9 +58,9 @@ def draw(
     """Sample a word for each row. Return ids [N] and their log-probabilities [N] under the model.
 
     Samples from p^(1/temperature), restricted to the `top_k` most likely words (0: all), then to
-    the smallest set of most likely words whose total probability reaches `top_p`. Temperature 0
-    selects the most likely word. Ids in `forbidden` are never drawn. `uniform` has `NUM_TRIES`
-    random numbers in [0, 1) per row (default: torch's generator).
+    the smallest set of most likely words that has at least the fraction `top_p` of the remaining
+    probability. Temperature 0 selects the most likely word. Ids in `forbidden` are never drawn.
+    `uniform` has `NUM_TRIES` random numbers in [0, 1) per row (default: from torch's generator).
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()
@@ -115,8 +116,9 @@ def _draw_sorted(scores_NK: Tensor, ids_NK: Tensor, top_p: float, uniform_N: Ten
 
 
 def _draw_from_nucleus(scores_NV: Tensor, top_p: float, uniform_NT: Tensor) -> Tensor:
-    """Draw from all words, then retry the few rows whose word is outside the nucleus. Only the last
-    try sorts. On a GPU, sorting immediately is faster than a host synchronization."""
+    """Draw from all words, then retry the few rows whose word is outside the nucleus (the smallest
+    set of words that reaches `top_p`). Only the last try sorts. On a GPU, sorting immediately is
+    faster than a host synchronization."""
     if uniform_NT.shape[1] == 1 or scores_NV.is_cuda:
         scores_NV, ids_NV = scores_NV.sort(dim=1, descending=True, stable=True)
         return _draw_sorted(scores_NV, ids_NV, top_p, uniform_NT[:, 0])

@@ -27,7 +27,7 @@ For an update of T tokens over all P processes, each process sends and receives 
 
 where s is the size of an element in the dtype of matrix products. The sum does not depend on P or
 on the number of words. (With replicated tables, each process would send about twice the size of
-their gradients instead.) Each process keeps the vectors of the tokens of all processes in memory.
+their gradients instead.) Each process holds the vectors of the tokens of all processes in memory.
 
 Shapes: N tokens of this process, M tokens after padding, A = P x M tokens of all processes, E width
 of a band, F width of all bands together, V rows of this process.
@@ -102,8 +102,8 @@ class TableShards:
     ) -> Tensor:
         """Look up this process's words [...] in all tables. Return [..., F], concatenated.
 
-        `edges` has the id of every table's first row. A table that does not contain a word
-        contributes zeros. `padding_idx`, a word of the first table, gets no gradient.
+        `edges` has the id of the first row of every table. A table that does not contain a word
+        contributes zeros. `padding_idx`, an id in the first table, gets no gradient.
         """
         words_A = self._gather_ids(words.reshape(-1))
         slices = []

@@ -49,7 +49,7 @@ from zipflm.serving.schemas import (
 from zipflm.serving.scores import Scoring
 from zipflm.serving.worker import Worker
 
-# The order matters: later scripts use earlier ones.
+# In this order, because later scripts use earlier ones.
 _SCRIPTS = (
     *("elements", "numbers", "words", "api"),
     *("editor", "strip", "panel", "totals"),
@@ -61,7 +61,8 @@ _SCRIPTS = (
 class Page:
     html: str
     policy: str
-    """`Content-Security-Policy`: only the page's own style sheet and script, and this server."""
+    """`Content-Security-Policy`. It allows only the inline style sheet and script of the page (by
+    hash), requests to this server, and `data:` images."""
 
 
 @cache
@@ -112,7 +113,7 @@ class Service:
         self.limits = worker.limits
         self.is_shutting_down = False
         # A single thread, because text readers are not thread-safe.
-        self._encoder_thread = ThreadPoolExecutor(1, "encoding")
+        self._text_thread = ThreadPoolExecutor(1, "text")
         for name, help_text, value in (
             ("zipflm_requests_waiting", "Requests in the queue.", lambda: worker.num_waiting),
             ("zipflm_requests_in_progress", "Requests in progress.", lambda: worker.num_active),
@@ -122,11 +123,11 @@ class Service:
                 lambda: worker.num_generating,
             ),
         ):
-            metrics.gauge(name, help_text, value)
+            metrics.add_gauge(name, help_text, value)
 
     def stop(self) -> None:
         self.worker.stop()
-        self._encoder_thread.shutdown()
+        self._text_thread.shutdown()
 
     def _model(self, name: str | None) -> ServedModel:
         name = next(iter(self.models)) if name is None else name
@@ -136,9 +137,9 @@ class Service:
             raise APIError(404, message, param="model", code="model_not_found")
         return self.models[name]
 
-    async def _encode(self, call: Callable[[], _T]) -> _T:
-        """Run `call`, which encodes texts, outside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._encoder_thread, call)
+    async def _run_in_text_thread(self, call: Callable[[], _T]) -> _T:
+        """Run `call`, which encodes or decodes texts, outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._text_thread, call)
 
     async def page(self) -> Response:
         built = page()
@@ -151,32 +152,40 @@ class Service:
         return HTMLResponse(built.html, headers=headers)
 
     async def health(self) -> dict[str, str]:
-        """Return 200 if the model thread is alive."""
+        """Return status 200, or 503 if the thread that runs the models has stopped."""
         if not self.worker.is_alive:
-            raise APIError(503, "the model thread has stopped", code="dead")
+            message = "the model thread has stopped; restart the service"
+            raise APIError(503, message, code="model_thread_stopped")
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, Any]:
-        """Return 200 if new requests are accepted."""
+        """Return status 200, or 503 if the service is shutting down or has failed."""
         await self.health()
         if self.is_shutting_down:
             raise APIError(503, "the service is shutting down", code="shutting_down")
         return {"status": "ready", "models": list(self.models)}
 
     async def prometheus(self) -> Response:
-        """Return Prometheus metrics."""
+        """Return metrics in the text format of Prometheus."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def list_models(self) -> ModelList:
+        """List the served models. The first one is the default."""
         return ModelList(data=[model.entry for model in self.models.values()])
 
-    async def one_model(self, name: str) -> ModelEntry:
+    async def get_model(self, name: str) -> ModelEntry:
+        """Return the entry of one model."""
         return self._model(name).entry
 
     async def score(self, request: ScoreRequest, jobs: Jobs) -> Response:
-        """Return the log-probability of each word, with optional ranks and alternatives."""
+        """Return the log-probability of each word and line end of one or more texts.
+
+        `top` adds the most likely words at each position (alternatives), `ranks` the rank of each
+        word, and `sources` the contributions of the model and of its memories to the probability.
+        Sub-word models have no sources, and rank a word only among its alternatives.
+        """
         model = self._model(request.model)
-        scoring = await self._encode(lambda: Scoring(request, model, self.limits))
+        scoring = await self._run_in_text_thread(lambda: Scoring(request, model, self.limits))
         job = self.worker.score(model, scoring.documents(), scoring.search)
         jobs.callback(self.worker.finish, job)
         scored: dict[int, Scored] = {}
@@ -186,9 +195,12 @@ class Service:
         return await _json(lambda: scoring.response(scored))
 
     async def completions(self, request: CompletionRequest, jobs: Jobs) -> Response:
-        """Continue prompts, like the OpenAI endpoint. With `stream`, send server-sent events."""
+        """Continue one or more prompts, like the OpenAI endpoint.
+
+        With `stream`, the response is a stream of server-sent events.
+        """
         model, worker = self._model(request.model), self.worker
-        completion = await self._encode(lambda: Completion(request, model, self.limits))
+        completion = await self._run_in_text_thread(lambda: Completion(request, model, self.limits))
         scoring: Job[Scored] | None = None
         generating: Job[Generated] | None = None
         if documents := completion.documents():
@@ -216,32 +228,34 @@ class Service:
             return StreamingResponse(_events(parts()), 200, headers, "text/event-stream")
         async for _ in parts():
             pass
-        return await _json(completion.whole)
+        return await _json(completion.full_response)
 
     async def chat_completions(self) -> None:
         message = "this server has no chat models; use /v1/completions with a prompt"
         raise APIError(404, message, param="model", code="not_a_chat_model")
 
     async def tokenizer_info(self) -> dict[str, str | None]:
-        """Return the special tokens. The end-of-line token is also the start token."""
+        """Return the special tokens. The end-of-line token is also the start token, and there is
+        no padding token."""
         end, unknown = SPECIALS[END], SPECIALS[UNKNOWN]
         return {"eos_token": end, "bos_token": end, "pad_token": None, "unk_token": unknown}
 
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """Return the token ids of a text."""
         model = self._model(request.model)
-        ids = await self._encode(lambda: tokenize(model, request.prompt))
+        ids = await self._run_in_text_thread(lambda: tokenize(model, request.prompt))
         return {"tokens": ids, "count": len(ids), "max_model_len": self.limits.max_text_tokens}
 
     async def detokenize(self, request: DetokenizeRequest) -> dict[str, str]:
         """Return the text of token ids."""
         model = self._model(request.model)
         require_ids("tokens", request.tokens, model, self.limits)
-        return {"prompt": await self._encode(lambda: detokenize(model.reader, request.tokens))}
+        text = await self._run_in_text_thread(lambda: detokenize(model.reader, request.tokens))
+        return {"prompt": text}
 
 
 async def _json(build: Callable[[], BaseModel]) -> Response:
-    """Build and serialize a large response in a thread."""
+    """Build and serialize a response in a thread, because it can be large."""
     content = await asyncio.to_thread(lambda: build().model_dump_json(exclude_unset=True))
     return Response(content, media_type="application/json")
 
@@ -265,9 +279,10 @@ def make_app(
 ) -> ASGIApp:
     """Build the application.
 
-    With `keys`, requests need one of them. Web pages from `origins` may send requests. `is_local`
-    means that the server listens on a local address; without keys, the `Host` header must then be
-    a local name.
+    With `keys`, requests need one of them, except for `/health`, `/docs` and `/openapi.json`. Web
+    pages from `origins` may send requests. `is_local` means that the server listens on a local
+    address. Without keys, it then rejects requests whose `Host` header is not a local name, because
+    any web site could otherwise reach it with a name that resolves to 127.0.0.1 (DNS rebinding).
     """
     app = FastAPI(
         title="zipflm",
@@ -283,7 +298,7 @@ def make_app(
     add("/v1/completions", service.completions, methods=["POST"], response_model=CompletionResponse)
     add("/v1/chat/completions", service.chat_completions, methods=["POST"], include_in_schema=False)
     add("/v1/models", service.list_models)
-    add("/v1/models/{name:path}", service.one_model)
+    add("/v1/models/{name:path}", service.get_model)
     add("/tokenizer_info", service.tokenizer_info)
     add("/tokenize", service.tokenize, methods=["POST"])
     add("/detokenize", service.detokenize, methods=["POST"])

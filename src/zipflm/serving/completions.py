@@ -1,7 +1,7 @@
 """`/v1/completions`: continuations of prompts, streamed or not.
 
-A token is a word, a piece of a word, or the end of a line. Generation stops at the end of a line,
-as in `zipflm generate`; use `lines` for more.
+A token is a word, a piece of a word, or the end of a line. By default, generation stops at the end
+of the first line, as in `zipflm generate`; the field `lines` sets another number of lines.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Completion:
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
 
     def _check_logprob_limit(self, tokens: int) -> None:
-        """Limit the size of the response, in which every choice repeats the prompt."""
+        """Limit the size of the response. With `echo`, every choice repeats its prompt."""
         if self._request.logprobs is None:
             return
         if self._request.echo:
@@ -65,7 +65,8 @@ class Completion:
             )
 
     def documents(self) -> list[Document]:
-        """Return the prompts to score, if the response includes their log-probabilities."""
+        """Return the prompts to score: all if the response includes their log-probabilities, else
+        none."""
         if not self._request.echo or self._request.logprobs is None:
             return []
         return [
@@ -74,7 +75,7 @@ class Completion:
         ]
 
     def rows(self) -> list[TextInProgress]:
-        """Return the texts to generate, one per choice."""
+        """Return the texts to generate, one per choice, or none if `max_tokens` is 0."""
         request, reader = self._request, self.model.reader
         if not request.max_tokens:
             return []
@@ -108,14 +109,14 @@ class Completion:
     def is_complete(self) -> bool:
         return all(choice.finish_reason for choice in self._choices)
 
-    def whole(self) -> CompletionResponse:
+    def full_response(self) -> CompletionResponse:
         choices = [
             self._choice(index, choice, is_first=True) for index, choice in enumerate(self._choices)
         ]
         return self._response(choices, self._usage())
 
     def first_chunks(self) -> Iterator[CompletionResponse]:
-        """Return prompts, with `echo`, and choices without any tokens to generate."""
+        """Yield the prompts with `echo`, and finished choices if `max_tokens` is 0."""
         for index, choice in enumerate(self._choices):
             if self._request.echo or choice.finish_reason:
                 delta = Delta(finish_reason=choice.finish_reason)
@@ -155,7 +156,8 @@ class Completion:
         )
 
     def _choice(self, index: int, delta: Delta, is_first: bool) -> CompletionChoice:
-        """Return one choice of a response or chunk. `is_first` is true for its first chunk."""
+        """Return one choice of a response or chunk. `is_first` is True for a full response and for
+        the first chunk of a choice."""
         request, prompt_index = self._request, index // self._request.n
         prompt = self._prompts[prompt_index]
         has_prompt = request.echo and is_first
@@ -181,7 +183,7 @@ def _sampling(request: CompletionRequest) -> SamplingOptions:
         return SamplingOptions(
             max_words=None,
             max_tokens=request.max_tokens,
-            # top_p=0 means greedy decoding, as for OpenAI.
+            # As with OpenAI, top_p=0 means greedy decoding.
             temperature=request.temperature if request.top_p else 0.0,
             top_k=request.top_k,
             top_p=request.top_p or 1.0,
@@ -217,7 +219,8 @@ class _LogprobLists:
         likely = None
         if logprob is not None:
             logprob += 0.0  # not -0.0
-            # Clients compare the two numbers, which could differ by rounding; use the same one.
+            # Clients compare the token's log-probability with its entry in the list. The two could
+            # differ by rounding, so use the same number.
             likely = {self._words[id]: value for id, value in top} | {word: logprob}
         self.logprobs.tokens.append(word)
         self.logprobs.token_logprobs.append(logprob)

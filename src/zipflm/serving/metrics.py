@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
@@ -22,14 +22,14 @@ class Metrics:
             "zipflm_request_seconds",
             "Time from a request to the end of its response.",
             ["path"],
-            buckets=_SECONDS,
+            buckets=_SECONDS_BUCKETS,
             registry=registry,
         )
         self.batches = Histogram(
             "zipflm_batch_texts",
             "Texts per batch.",
             ["kind"],
-            buckets=_SIZES,
+            buckets=_SIZE_BUCKETS,
             registry=registry,
         )
         self.tokens = Counter(
@@ -41,9 +41,9 @@ class Metrics:
             registry=registry,
         )
 
-    def request(self, path: str, status: int, seconds: float) -> None:
+    def record_request(self, path: str, status: int, seconds: float) -> None:
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
 
-    def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
-        Gauge(name, meaning, registry=self.registry).set_function(value)
+    def add_gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+        Gauge(name, help_text, registry=self.registry).set_function(value)

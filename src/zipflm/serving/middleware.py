@@ -24,6 +24,7 @@ from zipflm.serving.schemas import APIError
 
 BEARER = HTTPBearer(auto_error=False)
 BASIC = HTTPBasic(auto_error=False)
+# Paths that need no key.
 _PUBLIC_PATHS = ("/health", "/docs", "/openapi.json")
 
 
@@ -43,7 +44,7 @@ async def _require_key(request: Request, keys: Sequence[bytes]) -> None:
     key = given.encode("latin-1")
     # Compare with all keys, so that the time does not reveal which one matched.
     if not any([hmac.compare_digest(key, known) for known in keys]):
-        # Browsers prompt for a password and then send it with all requests of the page.
+        # With this scheme, browsers ask for a password and send it with all requests of the page.
         is_page = request.scope["path"] == "/"
         scheme = 'Basic realm="zipflm: an API key as password"' if is_page else "Bearer"
         raise APIError(
@@ -59,7 +60,7 @@ _log = logging.getLogger(__name__)
 BODY_SECONDS = 20
 """Timeout for receiving a request body."""
 SEND_SECONDS = 20
-"""Timeout for sending a part of the response."""
+"""A client that takes longer to receive a part of the response is disconnected."""
 _MAX_DISCARDED = 1 << 24
 """Bytes beyond the limit that are read and discarded, so that the client receives the error."""
 
@@ -79,8 +80,9 @@ class Middleware:
     ) -> None:
         """Create the middleware.
 
-        Metrics are recorded for each path in `paths`. With `keys`, requests need one of them. With
-        `is_local_only`, the `Host` header must be a local name, which prevents DNS rebinding.
+        Metrics are recorded for each path in `paths`, and for all others together as `other`. With
+        `keys`, requests need one of them, except for a few public paths. With `is_local_only`, the
+        `Host` header must be a local name, which prevents DNS rebinding.
         """
         self._app, self._metrics, self._max_body = app, metrics, max_body
         self._paths, self._keys, self._is_local_only = paths, keys, is_local_only
@@ -98,11 +100,11 @@ class Middleware:
         except Exception as error:
             if not sender.is_complete:
                 raise
-            # The client has already received status 500.
+            # The client has already received a complete response with status 500.
             _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
-            self._metrics.request(path, sender.status, time.perf_counter() - start)
+            self._metrics.record_request(path, sender.status, time.perf_counter() - start)
 
     async def _handle(self, scope: Scope, receive: Receive, send: _ResponseSender) -> None:
         request = Request(scope, receive)
@@ -169,14 +171,14 @@ class Middleware:
 
 
 class _ResponseSender:
-    """Sends a response with a request id and tracks whether it is complete or stuck."""
+    """Adds a request id to a response, and tracks whether it is complete or stuck."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._since: float | None = None
         """Start time of the message that is being sent."""
         self.status: int = 499
-        """499: the client disconnected before the response."""
+        """499 until the response starts, for clients that disconnect before that."""
         self.is_complete = False
 
     async def __call__(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Loads the served models and names them."""
+"""Loading and naming of the served models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServedModel:
     name: str
     lm: TrainedModel
     reader: TextReader
-    """For the thread that encodes requests; `lm.reader` is used by the model thread."""
+    """For the thread that encodes texts; `lm.reader` belongs to the model thread."""
     entry: ModelEntry
 
     @property
@@ -40,7 +40,8 @@ class ServedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies checkpoint and software: the same fingerprint and seed give the same text."""
+        """Identifies checkpoint, software and kind of device. If it is the same, the same request
+        with the same seed should give the same text."""
         versions = [__version__, torch.__version__, self.engine.device.type]
         text = self.entry.model_dump_json() + " ".join(versions)
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -54,7 +55,7 @@ def load_models(
     checkpoint: str | None = None,
     memory: Sequence[str] = (),
 ) -> dict[str, ServedModel]:
-    """Load runs and return them by name. The first one is the default."""
+    """Load runs and return them by name, in the order of `paths`."""
     options = {"device": device, "dtype": dtype, "checkpoint": checkpoint}
     loaded = [load(path, **options, memory=memory) for path in paths]  # type: ignore[arg-type]
     names = _names(paths, loaded)
@@ -62,7 +63,8 @@ def load_models(
 
 
 def make_served_model(name: str, lm: TrainedModel) -> ServedModel:
-    """Wrap a loaded model. Afterwards it no longer depends on its files."""
+    """Wrap a loaded model, and copy its weights into memory. Only the stores of its memories, if
+    any, are still read from disk."""
     _copy_from_disk(lm)
     run = lm.run
     codes = None if run.codes is None else Codes(run.codes.merges)
@@ -72,7 +74,7 @@ def make_served_model(name: str, lm: TrainedModel) -> ServedModel:
 
 
 def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
-    """Return the shortest unique names: `run`, `run@checkpoint` or the path."""
+    """Return the shortest unique names: folder name, `folder@checkpoint` or the path."""
     plain = [lm.run.folder.path.resolve().name for lm in loaded]
     exact = [f"{name}@{lm.run.checkpoint.name}" for name, lm in zip(plain, loaded, strict=True)]
     counts = Counter(plain) + Counter(exact)
@@ -87,7 +89,7 @@ def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
 
 
 def _copy_from_disk(lm: TrainedModel) -> None:
-    """Copy memory-mapped weights, because the checkpoint can change or be deleted."""
+    """Copy memory-mapped weights, because the checkpoint could be changed or deleted."""
     with torch.no_grad():
         for tensor in (*lm.model.parameters(), *lm.model.buffers()):
             tensor.data = tensor.data.clone()
@@ -104,7 +106,7 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
             "words": vocabulary.num_words,
             "unit": lm.engine.unit,
             "bands": _bands(lm),
-            "perplexity": _valid_perplexity(lm, path),
+            "perplexity": _validation_perplexity(lm, path),
             "checkpoint": run.checkpoint.name,
             "block": lm.engine.blocks.block,
             "dtype": lm.engine.dtype_name,
@@ -131,7 +133,7 @@ def _bands(lm: TrainedModel) -> list[dict[str, Any]]:
     return bands
 
 
-def _valid_perplexity(lm: TrainedModel, path: Path) -> float | None:
+def _validation_perplexity(lm: TrainedModel, path: Path) -> float | None:
     if not path.exists():
         return None
     state = lm.run.checkpoint.state()

@@ -1,7 +1,8 @@
 """Encodes the texts and token ids of requests, and checks their lengths.
 
-Models predict every text after a `</s>`. A prompt may start with one, as evaluation harnesses do.
-The results are the same, but it counts as a token of the prompt, without a log-probability.
+Models predict every text after a `</s>`. A prompt may also start with one, as the prompts of
+evaluation harnesses do. The predictions are the same, but this `</s>` counts as a token of the
+prompt, without a log-probability.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class Prompt:
     words: Sequence[str]
     """Words of the last, incomplete line."""
     is_tight: bool
-    """Whether the continuation follows without a space."""
+    """True if the continuation follows without a space, because the prompt ends with a space or in
+    the middle of a word."""
 
     @property
     def ids(self) -> Ids:
-        """Ids without a `</s>` at the start."""
+        """All ids except a `</s>` at the start."""
         return self.tokens[1:] if self.has_start else self.tokens
 
     def detokenizer(self, reader: TextReader) -> Detokenizer:

@@ -15,14 +15,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of requests and batches."""
+    """Limits of requests, batches and the queue."""
 
     max_batch_tokens: int = 8192
     """Tokens per batch, including padding. A longer text gets its own batch."""
     max_text_tokens: int = 4096
     """Tokens per text, including the tokens to generate."""
     max_waiting: int = 256
-    """Maximum number of requests in the queue."""
+    """Maximum number of jobs in the queue. A request has one job, or two if its prompts are also
+    scored."""
 
     @property
     def max_characters(self) -> int:
@@ -36,14 +37,15 @@ class Limits:
 
 
 class Job(Generic[_T]):
-    """A request's work for the model thread."""
+    """Texts of a request to score or to generate, for the model thread."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[_T | Exception] = asyncio.Queue()
         """Results from the model thread, read by the event loop."""
         self.is_cancelled = False
-        """True if the client disconnected or received its response."""
+        """True if the client disconnected or received its response. Later results are dropped."""
         self.has_started = False
+        """True if the job is no longer in the queue."""
 
     def put(self, event: _T | Exception) -> None:
         """Add a result. Call this only from the event loop's thread."""
@@ -51,6 +53,7 @@ class Job(Generic[_T]):
             self.events.put_nowait(event)
 
     async def next(self) -> _T:
+        """Wait for the next result. Raises the exception if it is one."""
         event = await self.events.get()
         if isinstance(event, Exception):
             raise event
@@ -64,11 +67,12 @@ class Scored(NamedTuple):
     """Index of the text in the request."""
     scores: DocumentScores
     searched: list[list[LikelyWord]]
-    """The most likely words at each requested position (sub-word models only)."""
+    """The most likely words at each requested position. Empty for word models, where they are in
+    `scores`."""
 
 
 class Generated(NamedTuple):
-    """New tokens of one text of a request."""
+    """New output of one text of a request."""
 
     text_index: int
     delta: Delta

@@ -1,4 +1,5 @@
-"""Pydantic models of requests, responses and errors, compatible with the OpenAI API."""
+"""Pydantic models of requests, responses and errors. Completions, the list of models and errors
+follow the OpenAI API."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def _as_prompt_list(value: Any) -> Any:
     return value
 
 
-# fail_fast: only the first error is reported, and a request could contain 100,000 of them.
+# With fail_fast, validation stops at the first error: only one is reported, and a request could
+# contain 100,000.
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[
     list[str],
@@ -61,7 +63,7 @@ Stops = Annotated[
 
 
 class BaseRequest(BaseModel):
-    """Base class of requests. Unknown fields are ignored, as by the OpenAI API."""
+    """Base class of requests. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -81,10 +83,15 @@ class ScoreRequest(BaseRequest):
     top: int = Field(
         0, ge=0, le=MAX_ALTERNATIVES, description="Number of alternatives to list for each word."
     )
-    ranks: bool = Field(False, description="Include the rank of each word.")
+    ranks: bool = Field(
+        False,
+        description="Include the rank of each word among all words (sub-word models: among the "
+        "alternatives).",
+    )
     sources: bool = Field(
         False,
-        description="Include the shares of the model and the memories in the probability.",
+        description="Include the contributions of the model and of its memories to the probability "
+        "(only for word models with memories).",
     )
     at: Ids | None = Field(
         None,
@@ -159,13 +166,15 @@ class Alternative(BaseModel):
 
 
 class Neighbour(BaseModel):
-    context: str = Field(description="Words before this one in the training text.")
+    context: str = Field(description="Words before this one in the text of the store.")
     word: str
 
 
 class ProbabilitySource(BaseModel):
     name: Literal["model", "cache", "neighbours"]
-    probability: float = Field(description="All sources sum to the probability of the word.")
+    probability: float = Field(
+        description="Contribution to the probability of the word, the sum over all sources."
+    )
     neighbours: list[Neighbour] = []
 
 
@@ -173,7 +182,7 @@ class WordScore(BaseModel):
     word: str
     logprob: float = Field(description="In nats.")
     surprisal: float = Field(description="In bits.")
-    band: int
+    band: int = Field(description="Band of the output layer; 0 for the most frequent words.")
     count: int = Field(description="Occurrences in the training text.")
     is_unknown: bool
     is_end: bool
@@ -253,7 +262,7 @@ _CODES = {400: "invalid_json", 401: "invalid_api_key", 404: "no_such_path", 405:
 
 
 class APIError(HTTPException):
-    """An error response."""
+    """An exception that becomes an error response in the format of the OpenAI API."""
 
     def __init__(
         self,
@@ -264,7 +273,7 @@ class APIError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Create an error with the invalid field of the request and a machine-readable reason."""
+        """`param` is the invalid field of the request, and `code` a machine-readable reason."""
         super().__init__(status, message, headers)
         self.param, self.code = param, code
 
@@ -285,7 +294,7 @@ def bad_request(param: str | None, message: str, code: str = "invalid_value") ->
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """Convert exceptions to error responses (the application's exception handler)."""
+    """Convert an exception to an error response, as an exception handler of the application."""
     return _as_api_error(request, error).response
 
 

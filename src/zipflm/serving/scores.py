@@ -26,13 +26,13 @@ from zipflm.serving.schemas import (
 from zipflm.units import bits, perplexity
 
 MAX_LOGPROBS = 100_000
-"""Maximum number of alternatives in one response."""
+"""Maximum number of alternatives in one response, and of log-probabilities in `completions`."""
 _MAX_SEARCHED = 1_000
-"""The same for sub-word models, which need a search for each position."""
+"""Maximum number of alternatives of sub-word models, which need a search for each position."""
 
 
 class Scoring:
-    """A request to `/score`, and its response."""
+    """A request to `/score`. Also builds the response from the scores."""
 
     def __init__(self, request: ScoreRequest, model: ServedModel, limits: Limits) -> None:
         self._request, self.model = request, model
@@ -55,7 +55,8 @@ class Scoring:
 
     @property
     def search(self) -> int:
-        """Number of alternatives to search for at each position; 0 for word models."""
+        """Number of alternatives to search for at each position; 0 for word models, whose scores
+        include them."""
         return 0 if self._is_word_model else self._top
 
     def documents(self) -> list[Document]:
@@ -158,7 +159,8 @@ def _positions(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[I
 
 
 def _rank(word: WordScore, scored: Scored, nth: int) -> int | None:
-    """Return the rank among all words; for sub-word models, among the alternatives."""
+    """Return the rank among all words; for sub-word models, the rank among the alternatives, or
+    None if the word is not one of them."""
     if scored.scores.ranks:
         return scored.scores.ranks[nth]
     names = [alternative.word for alternative in word.alternatives]

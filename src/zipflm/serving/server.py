@@ -40,13 +40,14 @@ def serve(
     origins: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve runs until a signal stops the server. Port 0 selects a free port."""
+    """Load the runs at `paths` and serve them until a signal stops the server. Port 0 selects a
+    free port."""
     keys = read_keys(api_key_file) if api_key_file else []
     with bind_socket(host, port) as listener:
         models = load_models(
             paths, device=device, dtype=dtype, checkpoint=checkpoint, memory=memory
         )
-        gc.freeze()  # so that garbage collection does not scan all of torch
+        gc.freeze()  # so that garbage collection does not scan torch and the models
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}"
         asyncio.run(
@@ -70,7 +71,7 @@ async def run(
     origins: Sequence[str] = (),
     on_start: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Run until `Server.end` is called or a signal arrives."""
+    """Run the server until `Server.end` is called or a signal arrives."""
     metrics = Metrics()
     worker = Worker(list(models.values()), limits, metrics)
     service = Service(models, worker, metrics)
@@ -84,9 +85,9 @@ async def run(
         lifespan="off",
         ws="none",
         proxy_headers=False,
-        # Longer than the timeouts of common proxies, so that these close connections first.
+        # Longer than the timeouts of common proxies, so that a proxy closes idle connections first.
         timeout_keep_alive=75,
-        # For clients that do not read their responses.
+        # Seconds to wait for clients that do not read their responses.
         timeout_graceful_shutdown=10,
     )
     try:
@@ -108,7 +109,7 @@ class Server(uvicorn.Server):
         self._on_start = on_start
 
     def end(self) -> None:
-        """Reject new requests and finish the others, then stop. A second call stops immediately."""
+        """Reject new requests, finish accepted ones, then stop. A second call stops immediately."""
         if self.service.is_shutting_down:
             self.force_exit = self.should_exit = True
         self.service.is_shutting_down = True
@@ -134,7 +135,8 @@ class Server(uvicorn.Server):
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind the socket. Call this before loading models, which can take a while."""
+    """Bind the socket. Call this before loading models, so that an address in use is reported
+    immediately."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

@@ -1,8 +1,8 @@
 """The thread that runs all models for all requests.
 
-It alternates between one batch of texts to score and one step of all texts being generated, so that
-new requests start within a step and neither kind of work starves the other. Results are passed to
-the event loop once per iteration.
+Each iteration scores one batch of texts, searches for alternatives at one position, and adds one
+token to all texts being generated, so that new requests start soon and no kind of work starves the
+others. Results are passed to the event loop at the end of an iteration.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class _ScoreTask:
     model: ServedModel
     document: Document
     search: int
-    """Number of alternatives to find per requested position (sub-word models only)."""
+    """Number of alternatives to find per requested position; 0 for word models."""
     job: Job[Scored]
     index: int
+    """Index of the text in the request."""
     scores: DocumentScores | None = None
     searched: list[list[LikelyWord]] = field(default_factory=list)
 
@@ -51,7 +52,7 @@ class _GenerateTask:
 
 
 class BatchRoom:
-    """Tracks how many rows fit into a batch, padded to the longest one."""
+    """Tracks whether more rows fit into a batch that is padded to its longest row."""
 
     def __init__(self, engine: Engine, rows: Iterable[TextInProgress]) -> None:
         self._engine = engine
@@ -102,12 +103,12 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in the queue."""
+        """Number of jobs in the queue."""
         return self._num_waiting
 
     @property
     def num_active(self) -> int:
-        """Number of unfinished requests."""
+        """Number of unfinished jobs, in the queue or started."""
         return len(self._jobs)
 
     @property
@@ -121,7 +122,7 @@ class Worker:
     def score(
         self, model: ServedModel, documents: Sequence[Document], search: int = 0
     ) -> Job[Scored]:
-        """Queue documents to score. Results arrive in any order.
+        """Queue documents to score. One result per document arrives, in any order.
 
         With `search`, sub-word models also find this many alternatives per requested position.
         """
@@ -135,7 +136,8 @@ class Worker:
     def generate(
         self, model: ServedModel, rows: Sequence[TextInProgress], *, is_streamed: bool = False
     ) -> Job[Generated]:
-        """Queue texts to generate. With `is_streamed`, each step produces an event."""
+        """Queue texts to generate. There is one result per text when it is complete or, with
+        `is_streamed`, one per text and step."""
         job: Job[Generated] = self._new_job()
         with self._work:
             for index, row in enumerate(rows):
@@ -144,7 +146,8 @@ class Worker:
         return job
 
     def finish(self, job: Job[Any]) -> None:
-        """Release a job. Call this for every job, after its response or a disconnect."""
+        """Release a job, and cancel it if it is unfinished. Call this for every job, after its
+        response or a disconnect."""
         if job not in self._jobs:
             return
         self._jobs.discard(job)
@@ -216,7 +219,7 @@ class Worker:
         return self._is_stopped or bool(waiting)
 
     def _mark_started(self, job: Job[Any]) -> None:
-        """Remove a job from the queue's count. Both threads call this, holding the lock."""
+        """Stop counting a job as waiting. Both threads call this, holding the lock."""
         if not job.has_started:
             job.has_started = True
             self._num_waiting -= 1
@@ -288,7 +291,7 @@ class Worker:
             self._send(task.job, Scored(task.index, task.scores, task.searched))
 
     def _search(self, task: _ScoreTask) -> None:
-        """Search at one position only, so that other work is not delayed."""
+        """Search for alternatives at the next position only, so that other work is not delayed."""
         if task.job.is_cancelled:
             return
         document, done = task.document, len(task.searched)
@@ -330,7 +333,7 @@ class Worker:
                 self._send(task.job, Generated(task.index, _delta(row)))
 
     def _fail_all(self, name: str, error: Exception) -> None:
-        """Fail all texts that a model is generating, and reset its decoder."""
+        """Send an error for all texts that a model is generating, and reset its decoder."""
         failure = _logged_failure(error)
         for task in list(self._generating.values()):
             if task.model.name == name:
@@ -348,9 +351,8 @@ class Worker:
 
 
 def _delta(row: TextInProgress) -> Delta:
-    """Return new output in OpenAI's terms: a line limit counts as `stop`, and the final newline is
-    removed.
-    """
+    """Return new output as in the OpenAI API: at the line limit, the finish reason is `stop`, and
+    the final newline is removed."""
     delta = row.release()
     if delta.finish_reason == "lines":
         delta.text, delta.finish_reason = delta.text.removesuffix("\n"), "stop"
@@ -363,6 +365,6 @@ def _put_all(events: list[tuple[Job[Any], Any]]) -> None:
 
 
 def _logged_failure(error: Exception) -> Exception:
-    """Log an error and return the one to send to the client."""
+    """Log an error, and return the error to send to the client."""
     _log.error("the model failed", exc_info=error)
     return APIError(500, f"the model failed: {error}", code="model_failed")

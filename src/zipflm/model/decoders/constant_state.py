@@ -30,7 +30,7 @@ class ConstantStateLayer(nn.Module):
 class ConstantStateDecoder(nn.Module):
     """A stack of layers. The state is the concatenation of the layers' states."""
 
-    drops_output = True
+    has_output_dropout = True
 
     def __init__(self, config: Decoder, layers: Sequence[ConstantStateLayer]):
         super().__init__()
@@ -39,7 +39,7 @@ class ConstantStateDecoder(nn.Module):
         self._shapes = [layer.state_shapes for layer in layers]
 
     def set_recompute(self, recompute: Recompute) -> None:
-        """Does nothing: configs only accept `none` for these decoders."""
+        """Do nothing: configs only accept `none` for these decoders."""
 
     def start(self, rows: int, like: Tensor) -> States:
         """Return the initial state, with the dtype and device of `like`."""
@@ -66,7 +66,7 @@ class ConstantStateDecoder(nn.Module):
                 layer_inputs.append(hidden)
             hidden, states = layer(hidden, [next(before) for _ in shapes])
             after += states
-        if self.drops_output:
+        if self.has_output_dropout:
             hidden = dropout(hidden, self.config.dropout, self.training)
         return hidden, tuple(after)
 
@@ -84,7 +84,7 @@ def windows(inputs_BSD: Tensor, size: int) -> Tensor:
 
 class RowStates:
     """States of rows that can be added and removed. `model(words, states)` replaces `tensors` with
-    the states after the words, without changing them in place.
+    new tensors, the states after the words.
 
     >>> from zipflm import LanguageModel
     >>> from zipflm.config import FixedInput, FullOutput, LSTMDecoder, ModelConfig

@@ -3,7 +3,8 @@ al., Language Modeling with Gated Convolutional Networks, 2017).
 
 The state holds the last kernel - 1 inputs of every convolution.
 
-Shapes: B rows, T words, M input width of a convolution, N its output width, K its kernel.
+Shapes: B rows, T words, S words including past ones, M input width of a convolution, N its output
+width, K its kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from zipflm.model.initialization import Fill
 
 
 class GatedConvolution(ConstantStateDecoder):
-    drops_output = False
+    has_output_dropout = False
 
     def __init__(self, config: GatedConvolutionDecoder):
         pairs = zip(config.blocks, config.widths, strict=True)
@@ -93,7 +94,7 @@ class WeightNormalized(nn.Module):
         return F.linear(windows(hidden_BSM, self.kernel), self._weight(), self.bias_N)
 
     def train(self, mode: bool = True) -> WeightNormalized:
-        # Fused optimizers change weights without incrementing their version.
+        # `_weight` would miss changes by fused optimizers, which do not increment the version.
         self._cached = None
         return super().train(mode)
 

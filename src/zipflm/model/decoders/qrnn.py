@@ -1,8 +1,7 @@
 """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017), as Merity et al. (2018) use them.
 
 One matrix product computes the gates and candidates of all words. Only the elementwise pooling is
-sequential.
-The state holds the cells and, with a window, the last window - 1 inputs.
+sequential. The state holds the cells and, with a window, the last window - 1 inputs.
 
 Shapes: B rows, T words, H width of a layer, C chunks of L words.
 """

@@ -25,7 +25,7 @@ function onInput() {
 function restoreAnswers() {
   pending?.abort();
   clearTimeout(scoreTimer);
-  busy(false);
+  setBusy(false);
   showNotice(null);
   view.anchor = { offset: field.selectionStart, isEnd: false };
   showAnswers();

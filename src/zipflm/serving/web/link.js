@@ -52,6 +52,6 @@ async function copy(text, button, done) {
 }
 
 function announce(message, isSeen = false) {
-  byId("said").textContent = message;
-  byId("said").classList.toggle("unseen", !isSeen);
+  byId("announcement").textContent = message;
+  byId("announcement").classList.toggle("unseen", !isSeen);
 }

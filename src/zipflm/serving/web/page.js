@@ -1,4 +1,4 @@
-/* Theme, examples and start. */
+/* The theme, the examples, and the start of the page. */
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const EXAMPLES = [

@@ -84,14 +84,14 @@ function bandOf(model, word) {
   ];
 }
 
-/* The most likely words. Callbacks: `put` for a clicked word, `turn` to switch to another model, `undo`
-   (or null) to revert the last replacement. */
-function showAlternatives(sides, details, shown, { put, turn, undo }) {
+/* Show the most likely words. Callbacks: `replaceWord` for a clicked word, `switchModel` to show another
+   model, `undo` (or null) to revert the last replacement. */
+function showAlternatives(sides, details, shown, { replaceWord, switchModel, undo }) {
   const holder = byId("panel-alternatives");
   const { word } = sides[shown];
   const heading = element("h3", {}, sides[0].word.isEnd ? "Likely next words" : "What the model expected");
   const tabs = sides.length < 2 ? null : element("div", { class: "switch", role: "group", "aria-label": "Model" },
-    sides.map(({ model }, i) => element("button", { type: "button", "aria-pressed": String(i === shown), onclick: () => turn(i) }, model.label)));
+    sides.map(({ model }, i) => element("button", { type: "button", "aria-pressed": String(i === shown), onclick: () => switchModel(i) }, model.label)));
   const back = undo && element("button", { type: "button", class: "quiet", id: "take-back", onclick: undo }, "Undo");
   const head = element("div", { class: "choices-head" }, heading, back, tabs);
   const alternatives = details[shown]?.alternatives;
@@ -108,7 +108,7 @@ function showAlternatives(sides, details, shown, { put, turn, undo }) {
     if (isUnknown) name.push(element("small", {}, " any unknown word"));
     const button = element("button", {
       type: "button", class: isSame ? "same" : null, "aria-current": isSame ? "true" : null,
-      "aria-disabled": isUnknown || isSame ? "true" : null, onclick: (event) => (isUnknown || isSame ? null : put(other, event)),
+      "aria-disabled": isUnknown || isSame ? "true" : null, onclick: (event) => (isUnknown || isSame ? null : replaceWord(other, event)),
     }, element("span", { class: "share", "aria-hidden": "true" }), element("span", { class: "name" }, name), element("span", { class: "p" }, percent(p)));
     button.style.setProperty("--share", String(most > 0 ? p / most : 0));
     return element("li", {}, button);

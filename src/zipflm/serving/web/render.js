@@ -83,7 +83,7 @@ function showAnswers() {
   document.body.dataset.ready = "true";
 }
 
-/* Smaller letters for long texts, with hysteresis. */
+/* Use smaller letters for long texts. The limits differ, so that the size does not flicker. */
 function fitLetters() {
   const paper = byId("paper"), length = view.text.length;
   paper.classList.toggle("long", length > (paper.classList.contains("long") ? 600 : 900));

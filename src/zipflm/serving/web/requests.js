@@ -1,4 +1,4 @@
-/* When to request scores, and error handling. */
+/* Decides when to request scores, and handles errors. */
 
 const PAUSE = 160; /* milliseconds without typing before a text is sent */
 
@@ -15,33 +15,33 @@ async function scoreNow() {
   const text = field.value;
   if (!view.first) return;
   if (!text.trim()) {
-    busy(false);
+    setBusy(false);
     showNotice(null);
     showNothing();
     updateUrl();
     return;
   }
-  const mine = (pending = new AbortController());
-  busy(true);
+  const controller = (pending = new AbortController());
+  setBusy(true);
   try {
-    const answers = await Promise.all(chosenModels().map((model) => score(model.id, text, mine.signal)));
-    if (mine.signal.aborted) return;
+    const answers = await Promise.all(chosenModels().map((model) => score(model.id, text, controller.signal)));
+    if (controller.signal.aborted) return;
     tries = earliest = 0;
     showNotice(null);
     view.answers = answers;
     showAnswers();
     updateUrl();
   } catch (error) {
-    if (mine.signal.aborted) return;
-    mine.abort(); /* also the request for the other model */
+    if (controller.signal.aborted) return;
+    controller.abort(); /* also the request for the other model */
     handleError(error);
   }
-  busy(false);
+  setBusy(false);
 }
 
-function busy(is) {
+function setBusy(isBusy) {
   clearTimeout(busyTimer);
-  if (is) busyTimer = setTimeout(() => (byId("sheet").dataset.busy = "true"), 250);
+  if (isBusy) busyTimer = setTimeout(() => (byId("sheet").dataset.busy = "true"), 250);
   else byId("sheet").dataset.busy = "false";
 }
 

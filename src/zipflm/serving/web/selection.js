@@ -25,7 +25,7 @@ function choose(row, { open = false, from = null } = {}) {
   if (open) scrollIntoReach(editor.nodes[row]);
 }
 
-/* The panel or the strip can cover the lower part of the screen. */
+/* Scroll to a word that is off the screen, or covered by the panel or the strip. */
 function scrollIntoReach(node) {
   if (!node) return;
   const limit = innerHeight - (wide.matches ? stripBox.parentElement : panel).offsetHeight;
@@ -50,17 +50,17 @@ function showChosen() {
 }
 
 async function lookUp(sides) {
-  const mine = (lookup = new AbortController());
+  const controller = (lookup = new AbortController());
   const text = view.text;
   try {
-    const details = await Promise.all(sides.map(({ model, word }) => word && fetchDetails(model.id, text, word, mine.signal)));
-    if (mine.signal.aborted) return;
+    const details = await Promise.all(sides.map(({ model, word }) => word && fetchDetails(model.id, text, word, controller.signal)));
+    if (controller.signal.aborted) return;
     showFacts(sides, details);
     showSources(sides, details);
     showChoices(sides, details);
     panel.setAttribute("aria-busy", "false");
   } catch (error) {
-    if (mine.signal.aborted) return;
+    if (controller.signal.aborted) return;
     panel.setAttribute("aria-busy", "false");
     if (error.status === 401) return handleError(error);
     const again = element("button", { type: "button", class: "quiet", onclick: showChosen }, "Try again");
@@ -71,17 +71,17 @@ async function lookUp(sides) {
 
 function showChoices(sides, details) {
   const shown = Math.min(view.alternativesOf, sides.length - 1);
-  const turn = (which) => {
+  const switchModel = (which) => {
     view.alternativesOf = which;
     showChoices(sides, details);
     panel.querySelectorAll(".switch button")[which].focus();
   };
   const undo = view.replaced?.text === view.text ? undoReplace : null;
-  showAlternatives(sides, details, shown, { put, turn, undo });
+  showAlternatives(sides, details, shown, { replaceWord, switchModel, undo });
 }
 
 /* Replace the selected word, or append a word if a line end is selected. */
-function put(other, event) {
+function replaceWord(other, event) {
   const word = view.rows[view.chosen];
   if (!word || !isFresh()) return;
   const edit = replacement(field.value, word, other, splitsPunctuation());
@@ -92,7 +92,7 @@ function put(other, event) {
   view.replaced = { text: field.value, edit: back, anchor };
 }
 
-/* For devices without a keyboard, where the undo of the browser is out of reach. */
+/* For devices without a keyboard, which have no key for the browser's undo. */
 function undoReplace(event) {
   const { edit, anchor } = view.replaced;
   view.replaced = null;
@@ -107,7 +107,7 @@ function change(edit, anchor, event) {
   if (event.detail === 0) event.target.closest("button").focus(); /* by keyboard: stay in the list */
 }
 
-/* Whether the model separates punctuation from words. */
+/* True if the model separates punctuation from words. */
 function splitsPunctuation() {
   const rule = view.first.splitting?.rule;
   if (rule) return rule !== "whitespace";

@@ -21,7 +21,7 @@ function showTotals(sides) {
     tile("bits", "Bits per word", perWord.map((bits) => fixed(bits, 2)), "Mean surprisal. Each additional bit halves the probability."),
     tile("words", "Words", [count(total - ends)], `plus ${plural(ends, "line end")}, predicted like words and included in all means.`),
     tile("unknown", "Unknown", same ? [count(unknown[0])] : unknown.map(count),
-      unknown.some((n) => n > 0) ? "Not in the vocabulary and scored as a single symbol; underlined with dots in the text." : `All words are in the vocabulary of ${sizes[0]} entries.`),
+      unknown.some((n) => n > 0) ? "Not in the vocabulary and scored as a single symbol; underlined with dots in the text." : sides.length > 1 ? "All words are in both vocabularies." : `All words are in the vocabulary of ${sizes[0]} entries.`),
   );
 }
 
@@ -37,7 +37,7 @@ function showComparison(rows, names, choose) {
   const [first, second] = names;
   const both = rows.filter((row) => row.difference !== null);
   if (!both.length) {
-    holder.replaceChildren(element("h2", {}, "Where they differ"), element("p", {}, `No word is in the vocabulary of both ${first} and ${second}.`));
+    holder.replaceChildren(element("h2", {}, "Where they differ"), element("p", {}, `No words to compare: each is unknown to ${first} or ${second}, or split differently.`));
     return;
   }
   const mean = both.reduce((sum, row) => sum + row.difference, 0) / both.length;

@@ -1,7 +1,7 @@
 /* Words of a text. A word is { word, bits, logprob, band, count, isUnknown, isEnd, start, end, index }
    with offsets into the JavaScript string; `index` is its index on the server. */
 
-/* Offsets of code points, which the server counts, in UTF-16 units; null if they are the same. */
+/* UTF-16 offset of every code point, because the server counts code points. Null if they are the same. */
 function unitOffsets(text) {
   if (!/[\ud800-\udfff]/.test(text)) return null;
   const offsets = [];
@@ -14,10 +14,10 @@ function unitOffsets(text) {
   return offsets;
 }
 
-/* Replaces lone surrogates and NUL, which the server rejects, by characters of the same length. */
+/* Replaces unpaired surrogates and NUL, which the server rejects, with characters of the same length. */
 function sendable(text) {
-  const whole = text.toWellFormed ? text.toWellFormed() : text;
-  return whole.replaceAll("\0", "\ufffd");
+  const wellFormed = text.toWellFormed ? text.toWellFormed() : text;
+  return wellFormed.replaceAll("\0", "\ufffd");
 }
 
 /* Offsets of line ends; a final newline does not start another line. */
@@ -28,7 +28,7 @@ function lineEnds(text) {
   return ends;
 }
 
-/* The words in a response of the server. */
+/* Convert the words in a response of the server. */
 function wordsOf(text, records) {
   const offsets = unitOffsets(text);
   const ends = lineEnds(text);
