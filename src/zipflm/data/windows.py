@@ -46,7 +46,7 @@ class Rows:
     runs: RunLengths
     """The lengths of the windows."""
     windows: Callable[[Positions], Windows]
-    """Returns the windows at the given positions in this order."""
+    """Returns the windows at the given positions, which count windows in batching order."""
 
 
 def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
@@ -102,7 +102,7 @@ def _segment_rows(total: int, block: int, num_segments: int) -> Rows:
 
 
 def _window_lengths(bounds: NDArray[Any], blocks: Blocks) -> NDArray[Any]:
-    """Return the window lengths, as uint16 if they fit because that sorts faster.
+    """Return the window lengths, as uint16 if they fit, because that sorts faster.
 
     Works in chunks that fit into the CPU cache.
     """
@@ -128,8 +128,9 @@ def document_windows(
 ) -> Windows:
     """Return windows over independent documents of a stream, each scored from `starts` on.
 
-    Documents that fit into a block are first, then the parts of `block - context` tokens of longer
-    ones. Context never includes another document. Documents without scored tokens are omitted.
+    Documents that fit into a block come first, followed by longer ones in parts of
+    `block - context` tokens. Context never includes another document. Documents without scored
+    tokens are omitted.
     """
     fits = ends - document_starts <= blocks.block
     single, size = fits & (starts < ends), blocks.block - blocks.context
@@ -176,8 +177,8 @@ def _pack(offsets: NDArray[Any], size: int) -> Positions:
     """Return the first sentence of each `complete` part, then the number of sentences."""
     firsts, sentence, total = array("q", [0]), 0, len(offsets) - 1
     while sentence < total:
-        # Compute in one step, for many sentences, where a part that starts with this sentence would
-        # end. The offsets used here fit into the CPU cache.
+        # For many sentences at once, compute where a part that starts with each of them would end.
+        # The offsets used here fit into the CPU cache.
         start, stop = sentence, min(sentence + _PER_STEP, total)
         near = offsets[start : min(stop + size, total) + 1]
         limits = near[: stop - start] + np.asarray(size, dtype=offsets.dtype)

@@ -1,8 +1,9 @@
-"""Score every token of a stream exactly once, in any blocks with any context.
+"""Score every token of a stream exactly once, for any block length and context.
 
 `start_scoring` is the scoring loop: `score` runs it on the batches of a split,
 `documents.start_documents` on independent texts. Only scored positions go through the output layer;
-context only goes through the decoder. Memory use depends on the batch size, plus one nll per token.
+context only goes through the decoder. Memory use depends only on the batch size, apart from one
+nll per token.
 Results are copied to the host asynchronously, so that the device does not wait for the host.
 
 `score_sums` only computes totals, for validation during training. Perplexity is always per word:
@@ -155,9 +156,9 @@ def start_scoring(
 
     With `carry_state`, the rows of each batch continue those of the previous one, and decoders with
     a state of constant size carry it over. The model is moved to the device and switched to
-    evaluation mode. `on_batch` is called with the model and, for each batch, the hidden vectors,
-    targets, positions, nll without memories, and mixture. The result raises ValueError if a
-    log-probability is not finite.
+    evaluation mode. `on_batch` is called once per batch, with the model and the batch's hidden
+    vectors, targets, positions, nll without memories, and mixture. The result raises ValueError if
+    a log-probability is not finite.
     """
     model = model.to(device).eval()
     ids = np.asarray(ids)  # NumPy indexes a plain view of a mapped file faster

@@ -30,8 +30,11 @@ _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
 @dataclass(frozen=True)
 class EncodedText:
-    """The words of a text and their ids. Every line end is a word `</s>`, except at the end of the
-    text if it was encoded with `ends=False` (see `TextReader.text`)."""
+    """The words of a text and their ids.
+
+    Every line end is a `</s>` word. A last line without a line end also gets one, unless the text
+    was encoded with `ends=False` (see `TextReader.text`).
+    """
 
     text: str
     words: Sequence[str]
@@ -104,8 +107,8 @@ class TextReader:
         return self._encode(line, [(0, line, len(line))], [True])
 
     def prefix(self, prefix: str) -> Ids:
-        """Return the ids of a text that will be continued. It can be empty, and no `</s>` is added
-        at its end."""
+        """Return the ids of a text that will be continued. It can be empty. No `</s>` is added
+        unless it ends with a line end."""
         return self.text(prefix, ends=False).ids if prefix else np.zeros(0, dtype=np.int64)
 
     def is_encoding_of(self, word: str, ids: tuple[int, ...]) -> bool:

@@ -1,4 +1,8 @@
-"""The training loop. All processes run the same code; only the first one writes files."""
+"""The training loop.
+
+All processes run the same code. Each one writes its part of a checkpoint; only the first one writes
+other files.
+"""
 
 from __future__ import annotations
 
