@@ -63,12 +63,12 @@ class Options:
     max_size: int | None = None
     """Maximum vocabulary size, including special tokens but not the padding to a multiple of 8."""
     vocabulary: Source | Vocabulary | None = None
-    """A vocabulary, or a file of one in zipflm's or fairseq's format. Default: build one from the
-    training text."""
+    """A vocabulary, or a vocabulary file in zipflm's or fairseq's format. Default: build one from
+    the training text."""
     bpe: int | None = None
     """Maximum number of BPE merges to learn from the training text. Default: do not use BPE."""
     bpe_codes: Source | Codes | None = None
-    """BPE merges, or a file of them in the format of subword-nmt, to use instead of learning."""
+    """BPE merges, or a file of them in subword-nmt's format, to use instead of new ones."""
     splitting: Splitting = PLAIN
     """Rule that splits raw text into words."""
     errors: Errors = "strict"
@@ -216,7 +216,7 @@ def _expand_sources(
     sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
     sources = {split: names for split, names in sources.items() if names}
     if "train" not in sources and options.vocabulary is None:
-        raise ValueError("no training text; provide one, or a vocabulary")
+        raise ValueError("no training text; provide some, or a vocabulary")
     if not sources:
         raise ValueError("no text; provide at least one file")
     for name in chain.from_iterable(sources.values()):
@@ -312,7 +312,7 @@ def _write_split(
             text_hash.update(digests[numbers][indices].data)
             unknown += int(np.count_nonzero(ids == UNKNOWN))
             num_blank_lines += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
-            # `report` expects bytes. Four per word are only an estimate.
+            # `report` expects bytes. Four per word is only an estimate.
             report(f"writing {split}", 4 * len(indices), 4 * num_words)
     num_bytes = continued = literal_unknown = 0
     for word, count in scanned.word_counts().items():

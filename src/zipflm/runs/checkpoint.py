@@ -5,12 +5,12 @@
         optimizer.safetensors   `parameter name/state name`, and carried decoder states, `carried/N`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
-        [splitting.json]        rule for splitting text into words; absent if only at whitespace
+        [splitting.json]        rule for splitting text into words; absent for whitespace
         checksums.json          SHA-256 of every other file
 
-Several processes write shards instead of the first two files: the first process writes its weights
-to shard-00001-model-00001-of-00002.safetensors and its optimizer state to
-shard-00001-model-00002-of-00002.safetensors (`sharded`).
+If several processes save a checkpoint, they write shards instead of the first two files: the first
+process writes its weights to shard-00001-model-00001-of-00002.safetensors and its optimizer state
+to shard-00001-model-00002-of-00002.safetensors (`sharded`).
 
 A checkpoint contains everything needed to score text. It is written under a name with a leading
 dot, flushed to disk and renamed, so a folder with the final name is complete. If a checkpoint is
@@ -118,8 +118,8 @@ class Checkpoint:
     def verify(self, *, optimizer: bool = True, share: tuple[int, int] = (0, 1)) -> None:
         """Compare every file with its checksum. Raises ValueError for the first that differs.
 
-        `optimizer=False` skips the optimizer state, which has up to twice the size of the weights.
-        Several processes verify a checkpoint together with `share=(rank, world_size)`: each one
+        `optimizer=False` skips the optimizer state, which is up to twice the size of the weights.
+        To divide the work among several processes, pass `share=(rank, world_size)`: each process
         reads some of the files.
         """
         states = self.optimizer_files

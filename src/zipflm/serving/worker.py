@@ -136,8 +136,8 @@ class Worker:
     def generate(
         self, model: ServedModel, rows: Sequence[TextInProgress], *, is_streamed: bool = False
     ) -> Job[Generated]:
-        """Queue texts to generate. There is one result per text when it is complete or, with
-        `is_streamed`, one per text and step."""
+        """Queue texts to generate. Each text yields one result when it is complete or, with
+        `is_streamed`, one result per step."""
         job: Job[Generated] = self._new_job()
         with self._work:
             for index, row in enumerate(rows):
@@ -172,7 +172,7 @@ class Worker:
         if self._num_waiting >= self.limits.max_waiting:
             raise APIError(
                 429,
-                f"the queue is full ({self._num_waiting} requests, --max-waiting); try again later",
+                f"the queue is full ({self._num_waiting} jobs, see --max-waiting); try again later",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
@@ -247,7 +247,8 @@ class Worker:
     def _next_rows(self) -> dict[str, list[_GenerateTask]]:
         joining: dict[str, list[_GenerateTask]] = defaultdict(list)
         others: list[_GenerateTask] = []
-        # Models are dropped when full, so that the queue is not scanned further than necessary.
+        # A model is removed from `rooms` once its batch is full, so that the scan stops when no
+        # model has room.
         rooms = {
             name: BatchRoom(self._engines[name], decoder.rows)
             for name, decoder in self._decoders.items()

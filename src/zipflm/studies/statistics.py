@@ -84,10 +84,10 @@ class TextBlocks:
     """Index of the first word of each block."""
     num_words: int
     unit: str
-    """`documents` or `lines`; a block never contains a part of one."""
+    """`documents` or `lines`; none is ever split between blocks."""
     correlation: float
-    """Highest lag-one autocorrelation of the block means, of the loss averaged over all models and
-    of the difference between each pair of models."""
+    """Highest lag-one autocorrelation among several series of block means: the loss averaged over
+    all models, and the difference between each pair of models."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -150,7 +150,7 @@ def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[s
 
 
 def _even_starts(units: IntArray, num_words: int, count: int) -> IntArray:
-    """Return the starts of units that are nearest to `count` equal parts, each start once."""
+    """Return the unit starts nearest to the starts of `count` equal parts, without duplicates."""
     ideal = np.arange(count) * num_words / count
     after = np.searchsorted(units, ideal).clip(max=len(units) - 1)
     before = np.maximum(after - 1, 0)
@@ -176,7 +176,7 @@ MIN_INTERVAL_BLOCKS = 3
 _SOURCE_COUNTS = (3, 4, 6, 12)
 """Numbers of sources that the noise models assume."""
 _STRENGTHS = np.array([2.0, 8.0, 32.0, 128.0, 1024.0])
-"""Variance between sources, relative to that of independent blocks."""
+"""Variance between sources, relative to that of the source means if all blocks were independent."""
 _ROUNDING = 1e-12
 """In nats. Smaller residuals are rounding errors."""
 _MAX_STEP_ODDS = 9
@@ -273,8 +273,8 @@ def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
 class _NoiseModels(NamedTuple):
     """Models of how the means of blocks vary along the text, as power spectra in a cosine basis.
 
-    In the first model, blocks are independent. The others have every combination of
-    `_SOURCE_COUNTS` and `_STRENGTHS`.
+    In the first model, blocks are independent. The others are all combinations of `_STRENGTHS` with
+    those `_SOURCE_COUNTS` that are less than the number of blocks.
     """
 
     cosines: FloatArray
@@ -318,7 +318,8 @@ def _fit_noise_models(
     observed = (cosines @ residuals) ** 2 / (residuals @ residuals)
     scaled = observed / power[:, 1:]
     # Log posterior of each model, with the scale integrated out. The prior is uniform over the
-    # numbers of sources: independent blocks get as much as all strengths of one number.
+    # numbers of sources: the model with independent blocks gets the same prior probability as all
+    # strengths of one source count together.
     fit = -(np.log(power[:, 1:]).sum(axis=1) + (blocks - 1) * np.log(scaled.sum(axis=1))) / 2
     fit[0] += math.log(len(_STRENGTHS))
     explained = np.outer(_STRENGTHS / (1 + _STRENGTHS), (steps @ residuals) ** 2)
@@ -367,7 +368,8 @@ class Sample:
         nll: Mapping[str, FloatArray],
         reference: str,
     ) -> None:
-        """`nll` has [seeds, words] for every model. In bins, models are compared to `reference`."""
+        """`nll` maps each model to an array [seeds, words]. In bins, models are compared to
+        `reference`."""
         self._ids, self._counts = word_ids, vocabulary.counts
         self._nll, self._reference = nll, reference
         starts = np.asarray(line_starts, dtype=np.int64)
