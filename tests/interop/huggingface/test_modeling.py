@@ -121,7 +121,9 @@ def test_gradient_accumulation_matches_whole_batch(model, words):
 def test_padding_changes_nothing(model, words, side, use_cache):
     expected = model(words).logits
     more, mask = padded(words, 4, side)
-    output = model(more, attention_mask=mask, use_cache=use_cache)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)  # as generate() computes them
+    options = {"attention_mask": mask, "position_ids": positions}
+    output = model(more, use_cache=use_cache, **options)
     own = output.logits[:, 4:] if side == "left" else output.logits[:, :-4]
     torch.testing.assert_close(own, expected, atol=2e-5, rtol=0)
     torch.testing.assert_close(output.logits[:, -1], expected[:, -1], atol=2e-5, rtol=0)
@@ -208,7 +210,7 @@ def test_new_model_matches_native_initialization():
         ({"input_ids": torch.tensor([[2.0]])}, "word ids are integers"),
         ({"input_ids": torch.tensor([[2]]), "labels": torch.ones(1, 2)}, "labels.shape"),
         (
-            {"input_ids": torch.tensor([[2, 5]]), "position_ids": torch.tensor([[0, 1]])},
+            {"input_ids": torch.tensor([[2, 5]]), "position_ids": torch.tensor([[0, 0]])},
             "position_ids: positions follow",
         ),
         (

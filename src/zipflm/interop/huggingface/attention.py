@@ -58,6 +58,23 @@ class View:
         # Padding attends to itself: a row of attention without any position would be NaN.
         return (causal_TS & self._mask_BS[:, None, None]) | causal_TS.triu(self._start)
 
+    def require_positions(self, positions_BT: Tensor) -> None:
+        """Raise ValueError unless these are the positions of the new tokens, ignoring padding."""
+        expected = self.position
+        if isinstance(expected, int):
+            expected = expected + torch.arange(positions_BT.shape[-1], device=self._device)[None]
+        are_equal = positions_BT == expected
+        if self.mask_BT is not None:
+            are_equal = are_equal | ~self.mask_BT
+        message = (
+            "position_ids: positions follow from attention_mask and past_key_values; leave them "
+            "out, and put each text in its own row"
+        )
+        if torch.compiler.is_compiling():
+            torch._assert_async(are_equal.all(), message)
+        elif not are_equal.all():
+            raise ValueError(message)
+
     def admit(self, hidden_BTD: Tensor) -> None:
         pass
 

@@ -101,11 +101,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         output of the decoder.
         """
         # Not a parameter: generate() would pass its own, which count padding on the right.
-        if kwargs.pop("position_ids", None) is not None:
-            raise ValueError(
-                "position_ids: positions follow from attention_mask and past_key_values; leave "
-                "them out, and put each text in its own row"
-            )
+        position_ids: Tensor | None = kwargs.pop("position_ids", None)
         # Not a parameter: Trainer would expect it in every batch that has labels.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if kwargs:
@@ -130,6 +126,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         view = View(inputs, cache, attention_mask)
+        if position_ids is not None:
+            view.require_positions(position_ids)
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         if output_hidden_states is None:
