@@ -5,7 +5,7 @@ as one line on stderr, with exit status 2.
 
 Other exit statuses: 1 if a model of `compare` failed or `info --paper` finds a difference, 130
 after Ctrl-C, 141 if the output pipe was closed, 143 after SIGTERM (but 130 in `train` and
-`compare`).
+`compare`). A running `serve` exits with 0 after either signal.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _run() -> None:
 
 
 def _set_openmp_waiting() -> None:
-    """Limit how long OpenMP threads spin, unless the user has set it.
+    """Limit how long OpenMP threads spin, unless the user has set a limit.
 
     On a busy machine, spinning threads can make training 70 times slower
     (benchmarks/busy_machine.py). libgomp reads the setting when torch is imported.

@@ -22,7 +22,7 @@ from zipflm.cli.app import (
 
 
 class _Prepare(Command):
-    """Rejects `--valid a.txt b.txt`, which a shell can expand from `--valid *.txt`.
+    """Rejects `--valid a.txt b.txt`, to which a shell may expand `--valid *.txt`.
 
     Otherwise `b.txt` would silently become training text.
     """

@@ -90,7 +90,7 @@ _MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP = 64, 1 << 14
 """Maximum number of batches and rows to compute at once: NumPy is slow on single batches."""
 
 _UNIQUE_SIZES = 16
-"""Sizes of `unique` are multiples of 1/16 of the batch: a model is compiled for each size."""
+"""Sizes of `unique` are multiples of 1/16 of the batch, because a model is compiled for each."""
 _UNIQUE_MARGIN = 1.125
 """Extra space, so that a later batch rarely needs a larger size."""
 
@@ -100,7 +100,7 @@ class Batch:
     """The tokens of one step. Shorter rows are padded on the right with `<pad>`."""
 
     words: Tensor
-    """Input ids [B, T]: the token before each target. The first token of a stream has `</s>`."""
+    """Input ids [B, T]: the token before each target, or `</s>` at the start of a stream."""
     targets: Tensor
     """Ids to predict [B, T]."""
     scored: Tensor
@@ -164,7 +164,7 @@ class Batches:
     """The batches of one split for one rank.
 
     Batch i of an epoch goes to rank `i % world_size`. All ranks get the same number of batches: if
-    they do not divide evenly, some ranks end with a batch without scored tokens.
+    the batches do not divide evenly, some ranks end with one without scored tokens.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Batches:
 
         Break mode `stream` ignores `shuffle`. It cuts the text into `streams` equal segments
         and takes one block of each in turn, in order. `streams` must be a multiple of the
-        number of rows per batch, which is the default.
+        number of rows per batch; 0 means that number.
         """
         if blocks.has_one_length and max_tokens < blocks.block:
             raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")
@@ -214,7 +214,7 @@ class Batches:
 
     @property
     def num_batches(self) -> int:
-        """Number of batches per epoch on all ranks."""
+        """Number of batches per epoch on all ranks together."""
         return len(self._bounds) - 1
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:

@@ -152,14 +152,14 @@ def _replacements(words: Iterable[str]) -> dict[str, str]:
 
 
 def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
-    """Repeat each word by its count, because the trainer has no other weighting."""
+    """Repeat each word as often as it occurs, because the trainer does not support weights."""
     for word, count in counts.items():
         for start in range(0, count, _MAX_REPEATS):
             yield " ".join([word] * min(_MAX_REPEATS, count - start))
 
 
 def _run_in_thread(work: Callable[[], None]) -> None:
-    """Run native code that takes minutes so that signals can still stop the process.
+    """Run slow native code in a thread, so that signals can still stop the process.
 
     Python handles signals in the main thread, between bytecode instructions. The main thread waits
     here while a daemon thread, which does not keep the process alive, does the work.

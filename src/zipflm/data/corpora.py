@@ -79,7 +79,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _ends_sentence(sentence: list[str], following: str) -> bool:
-    """Return True after . ? or ! and any closing marks, unless the following token continues it."""
+    """Return True after . ? or ! and any closing marks, unless the sentence continues."""
     closed = len(sentence)
     while closed > 1 and sentence[closed - 1] in _CLOSES:
         closed -= 1
@@ -88,7 +88,7 @@ def _ends_sentence(sentence: list[str], following: str) -> bool:
 
 
 Report = Callable[[str, int, int | None], None]
-"""Called with the current task, the bytes just processed, and the total bytes if known."""
+"""Called with the current task, the number of bytes just processed, and the total if known."""
 Splits = dict[str, list[Path]]
 
 EMBEDDED = "state-of-the-union"
@@ -155,9 +155,10 @@ NAMES = (EMBEDDED, *CORPORA)
 def corpus_texts(
     name: str, cache: Path, report: Report = lambda task, done, total: None
 ) -> Iterator[Splits]:
-    """Yield the text files of each split. They are removed at the end.
+    """Yield the text files of each split. They are removed on exit.
 
-    Raises ValueError for an unknown name or a damaged archive, OSError if the download fails.
+    Raises ValueError for an unknown name or a damaged archive, and OSError if the download
+    fails.
     """
     if name not in NAMES:
         raise ValueError(f"corpus={name}: choose from {', '.join(NAMES)}")
@@ -188,8 +189,8 @@ def fetch(
 ) -> Path:
     """Return `path`, downloading it from the first mirror that works if it does not exist.
 
-    `progress` is called with the bytes just received, and the file size if known. Raises OSError if
-    no mirror works, and ValueError if `path` exists with another hash.
+    `progress` is called with the number of bytes just received, and the file size if known. Raises
+    OSError if no mirror works, and ValueError if `path` exists with another hash.
     """
     if path.exists():
         _require_hash(path, sha256, "remove it and download it again")

@@ -46,7 +46,7 @@ class Encoding:
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of the words `numbers[indices]`, and the positions after line ends.
 
-        With two steps, the lookup per token stays in the CPU cache. `numbers[0]` is the end of a
+        The two steps keep the lookup per token in the CPU cache. `numbers[0]` is the end of a
         line.
         """
         line_ends = np.flatnonzero(indices == 0)
@@ -72,7 +72,7 @@ class EncodedWord(NamedTuple):
     """A word of a text with its ids."""
 
     word: str
-    """As spelled in the vocabulary (for example lowercased), even if it is not in it."""
+    """As the vocabulary would spell it (for example lowercased), even if it is unknown."""
     span: tuple[int, int]
     """Position in the text: `text[start:end]`."""
     ids: tuple[int, ...]

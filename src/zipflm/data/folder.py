@@ -41,7 +41,7 @@ class VocabularyMetadata:
     size: int
     """Number of ids, including special tokens and fillers."""
     words: int
-    """Number of entries with a count, so without special tokens and fillers."""
+    """Number of entries with a nonzero count, which excludes special tokens and fillers."""
     hash: str
     """SHA-256 of the words in order."""
 

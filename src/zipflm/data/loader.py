@@ -14,7 +14,7 @@ _Item = Batch | BaseException | None
 
 
 class Loader:
-    """Loads `Batches` to a device in the background. Has the same `len()` and `epoch`."""
+    """Prefetches `Batches` and moves them to a device, with the same `len()` and `epoch`."""
 
     def __init__(
         self,

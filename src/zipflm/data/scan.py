@@ -4,7 +4,7 @@ Splitting text and looking up words is slow, so it happens once: the words of a 
 in order of appearance, and a NumPy gather converts the numbers to ids once the vocabulary is known.
 Workers share no state, so the result does not depend on the number of workers.
 
-Tokens between whitespace are numbered first, on bytes. A rule that splits further
+Tokens separated by whitespace are numbered first, as bytes. A rule that splits further
 (`data.splitting`) is applied to each distinct token once per chunk.
 """
 
@@ -110,7 +110,7 @@ class Scan:
     def chunks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[Any]]]:
         """Yield the word numbers of each chunk, and its tokens as indices into these.
 
-        With two steps, the lookup per token stays in the CPU cache.
+        The two steps keep the lookup per token in the CPU cache.
         """
         with open(self._spool, "rb") as file:
             for num_words, num_indices, dtype in self._shapes:

@@ -101,8 +101,8 @@ _T = TypeVar("_T")
 def cache_short(function: Callable[[str], _T]) -> Callable[[str], _T]:
     """Cache the results for short strings.
 
-    In languages without spaces, a token can be as long as a line, so caching all would take much
-    memory.
+    In languages without spaces, a token can be as long as a line, so caching all results would take
+    a lot of memory.
     """
     cached = lru_cache(_MAX_CACHED)(function)
     return lambda text: cached(text) if len(text) <= _MAX_CACHED_CHARS else function(text)
@@ -124,7 +124,7 @@ class Splitter:
         self.splitting = splitting
         self._split_by_rule = _RULES[splitting.rule](splitting.lowercase)
         self.token: Callable[[str], tuple[WordSpan, ...]] = cache_short(self._split)
-        """Returns the words of a token without whitespace."""
+        """Returns the words of a token, which must not contain whitespace."""
 
     def words(self, line: str) -> list[WordSpan]:
         """Return the words of a line with their spans. The text between them is whitespace."""

@@ -78,7 +78,10 @@ def is_url(name: str) -> bool:
 
 @contextmanager
 def _remote(name: str) -> Iterator[tuple[Any, str]]:
-    """Yield the fsspec file system of a URL and the path in it. Errors name the URL."""
+    """Yield the fsspec file system of a URL and the path in it.
+
+    Exceptions other than ValueError and OSError become an OSError that names the URL.
+    """
     import fsspec
 
     try:
@@ -143,12 +146,12 @@ def _folder(name: str) -> IsADirectoryError:
 
 
 def canonical_name(name: str) -> str:
-    """Return a name that is equal for two paths of the same file."""
+    """Return a name that is the same for all paths of a file."""
     return name if name == STDIN or is_url(name) else os.path.realpath(name)
 
 
 def stored_size(names: Iterable[str]) -> int | None:
-    """Return the total stored bytes, or None if one is unknown (standard input, a pipe)."""
+    """Return the total size in bytes as stored, or None if unknown (standard input, a pipe)."""
     total = 0
     for name in names:
         if is_url(name):
@@ -163,7 +166,7 @@ def stored_size(names: Iterable[str]) -> int | None:
 
 
 def check_encoding(encoding: str) -> str:
-    """Return the canonical name of an encoding. Raises ValueError if it does not exist.
+    """Return the canonical name of an encoding. Raises ValueError if it is unknown or not for text.
 
     >>> check_encoding("UTF8"), check_encoding("latin1")
     ('utf-8', 'iso8859-1')
@@ -199,7 +202,7 @@ def chunks(
 def line_groups(
     name: str, *, encoding: str = UTF_8, errors: str = "strict"
 ) -> Iterator[tuple[list[bytes], int]]:
-    """Yield lines as they arrive, without line ends, and their number of stored bytes.
+    """Yield groups of lines as they arrive, without line ends, and the stored bytes of each group.
 
     Unlike `chunks`, this does not wait for more: a program that writes to a pipe line by line may
     be waiting for a response. Lines end with a line feed, a carriage return, or both.
@@ -296,7 +299,7 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
             with open(name, "rb") as file:
                 yield file
     except OSError as error:
-        if error.errno is not None and error.filename is None:  # read() names no file
+        if error.errno is not None and error.filename is None:  # errors from read() name no file
             error.filename = shown(name)
         raise
 

@@ -2,8 +2,8 @@
 
 Layout, little endian: a 128-byte header (magic, version, bytes per id, numbers of tokens and
 sentences, vocabulary size and hash), the ids in the smallest unsigned type that fits the
-vocabulary, padding to a multiple of 8 bytes, then one uint64 offset per sentence start and the end
-of the last sentence.
+vocabulary, padding to a multiple of 8 bytes, then one uint64 offset per sentence start and one for
+the end of the last sentence.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TokenArray:
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int] | NDArray[Any]]) -> TokenArray:
-        """Concatenate sentences, each with its final `</s>`."""
+        """Concatenate sentences. `</s>` is not added."""
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
         ids = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
         joined = np.concatenate(ids) if ids else np.zeros(0, dtype=np.int64)
@@ -88,7 +88,7 @@ class TokenFile:
             self._size = os.fstat(file.fileno()).st_size
             if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
                 raise ValueError(f"{self.path}: not a zipflm token file, or truncated")
-            # The map keeps the file open, so `require_readable` can detect a change of its size.
+            # The map keeps the file open, so `require_readable` can detect a change in its size.
             self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
         _, version, width, tokens, self.num_sentences, self.vocabulary_size, digest = (
             _HEADER.unpack_from(header)
@@ -143,7 +143,7 @@ class TokenWriter:
         self._file.write(b"\0" * _HEADER_SIZE)
 
     def write(self, ids: NDArray[Any], ends: NDArray[Any]) -> None:
-        """Append ids. `ends` are the positions after each sentence, counted in `ids`."""
+        """Append ids. `ends` are the positions in `ids` after each sentence."""
         self._file.write(ids.astype(self.dtype).tobytes())
         self._offsets.write((ends.astype(np.uint64) + np.uint64(self.num_tokens)).tobytes())
         self.num_tokens += len(ids)

@@ -74,7 +74,7 @@ class Vocabulary:
     def load(cls, path: str | PathLike[str], data: bytes | None = None) -> Vocabulary:
         """Read `word count` lines, without the special tokens, from `path` or from its `data`.
 
-        Raises ValueError, naming the line, for duplicate or unsorted entries.
+        Raises ValueError, naming the line, for malformed, duplicate or unsorted entries.
         """
         words: list[str] = list(SPECIALS)
         counts = [0] * len(SPECIALS)
@@ -143,7 +143,7 @@ class Vocabulary:
 
     @property
     def num_words(self) -> int:
-        """Number of entries with a count, so without special tokens and fillers."""
+        """Number of entries with a nonzero count, which excludes special tokens and fillers."""
         return int(np.count_nonzero(self.counts[len(SPECIALS) :]))
 
 

@@ -69,9 +69,9 @@ def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
 def rows(tokens: Tokens, blocks: Blocks, *, sort_by_length: bool, streams: int = 1) -> Rows:
     """Return the windows of a stream in order, or sorted by length.
 
-    Break mode `stream` cuts the text into `streams` segments. It returns the first window of each
-    segment, then the second of each, and so on. `runs` then gives all of them the length of a
-    block, although windows at the end of a segment may be shorter or empty.
+    Break mode `stream` cuts the text into `streams` segments. The rows are then the first window of
+    each segment, the second of each, and so on. `runs` gives all of them the length of a block,
+    although windows at the end of a segment may be shorter or empty.
     """
     if blocks.break_mode == "stream":
         return _segment_rows(len(tokens.ids), blocks.block, streams)
@@ -151,7 +151,7 @@ def batched(windows: Windows, max_tokens: int, *, sort_by_length: bool = True) -
     """Yield batches of up to `max_tokens` tokens including padding.
 
     A longer window is a batch of its own. Padding adds at most 10% to a batch, except to one with
-    less than 1/8 of `max_tokens`. Without `sort_by_length`, windows keep their order.
+    at most 1/8 of `max_tokens`. Without `sort_by_length`, windows keep their order.
     """
     lengths = _lengths(windows)
     order: Positions = np.arange(len(lengths))

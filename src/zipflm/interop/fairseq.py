@@ -173,7 +173,7 @@ def _filters(text: str) -> tuple[tuple[int, int], ...]:
 def model_weights(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Convert a fairseq state dict to the names of `LanguageModel(config).state_dict()`.
 
-    Omits the copies of tied weights. Raises ValueError that lists unknown names.
+    Omits the copies of tied weights. Raises a ValueError that lists unknown names.
     """
     weights: dict[str, Tensor] = {}
     unknown: list[str] = []
@@ -221,8 +221,8 @@ def _is_copy(name: str, tie: Tie) -> bool:
 Source = str | PathLike[str]
 Unit = Literal["word", "bpe"]
 
-# A dictionary with a larger share of subword-nmt or sentencepiece markers contains sub-words. About
-# half of their entries have one; in dictionaries of words, they are very rare.
+# A dictionary with a larger share of subword-nmt or sentencepiece markers contains sub-words. In
+# such a dictionary, about half of the entries have a marker; among words, markers are very rare.
 _MAX_MARKED_WORDS = 0.05
 
 
@@ -243,7 +243,7 @@ def read_model(
 ) -> ImportedModel:
     """Read a checkpoint and the `dict.txt` of its training data.
 
-    The default `unit` is detected from the dictionary. Raises ValueError or OSError, naming the
+    By default, `unit` is detected from the dictionary. Raises ValueError or OSError, naming the
     file, if a file is damaged, unsafe or unsupported, or the two do not match.
     """
     file = read_checkpoint(checkpoint)
@@ -256,9 +256,9 @@ def read_model(
         weights = model_weights(file.weights, model)
         _check_weights(weights, file.weights, model)
         config = _run_config(model, options, unit or _detect_unit(dictionary, vocabulary))
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # options have any type
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # options can have any type
         raise ValueError(f"{checkpoint}: {error}") from None
-    # Copied, because the tensors are views of the mapped file.
+    # Copied, because the tensors may be views of the mapped file.
     weights = {n: t.detach().to(torch.float32, copy=True).contiguous() for n, t in weights.items()}
     return ImportedModel(config, weights, vocabulary, file.updates)
 

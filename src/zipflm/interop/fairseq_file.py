@@ -1,8 +1,8 @@
 """Read options and weights of a fairseq checkpoint, without fairseq and without running its code.
 
 torch's restricted loader reads the file. Objects of fairseq, omegaconf and a few other classes are
-replaced by placeholders that store their arguments; a class that torch does not allow either is an
-error. Options are in `args`, a flat Namespace, or in `cfg`, by section.
+replaced by placeholders that store their arguments; any other class is an error unless torch
+allows it. Options are in `args`, a flat Namespace, or in `cfg`, by section.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class CheckpointFile:
     """The options and weights of a checkpoint."""
 
     options: dict[str, Any]
-    """Options of the model and the task, with their names as `arch` and `task`."""
+    """Options of the model and the task, whose names are the options `arch` and `task`."""
     model_options: frozenset[str]
     """Names of the options known to belong to the model; empty for a flat list."""
     weights: dict[str, Tensor]
-    """fairseq's state dict. Tensors are views of the mapped file."""
+    """fairseq's state dict. Tensors may be views of the mapped file."""
     updates: int
     """Number of training updates."""
 
@@ -161,7 +161,7 @@ def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str
     arch = model.pop("_name", None)
     # If the section is a Namespace, it is the flat list, including training options.
     is_sectioned = isinstance(_unwrapped(sections["model"]), dict)
-    # The model's value takes precedence: unset ones were filled in from the task.
+    # Model options take precedence: unset ones were filled in from the task.
     names = {"task": task_name or task.get("task"), "arch": model.get("arch", arch)}
     return task | model | names, frozenset(model) if is_sectioned else frozenset()
 

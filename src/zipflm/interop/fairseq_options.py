@@ -35,7 +35,7 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "past_target": (False,),
     "output_dictionary_size": (-1,),
 }
-# Values of absent options. fairseq versions without an option behaved as with this value.
+# Values of absent options. fairseq versions without an option behaved as if it had this value.
 _WHEN_ABSENT: dict[str, Any] = {
     "adaptive_input": False,
     "adaptive_input_cutoff": None,
@@ -82,7 +82,7 @@ def latest_options(
 
     `weights` determine values that older options do not specify. An unknown option must be off if
     it is in `model_options` or named like a model option; others may belong to training. Raises
-    ValueError that lists missing or unsupported options.
+    a ValueError that lists missing or unsupported options.
     """
     _check_supported(options, model_options)
     _check_present(options)

@@ -36,7 +36,7 @@ class View:
 
     @property
     def is_plain(self) -> bool:
-        """True if a call without mask and cache gives the same result at all tokens."""
+        """True if a call without mask and cache gives the same result, except at padding."""
         return self._cache is None and self._is_padded_on_the_right
 
     @property

@@ -35,7 +35,7 @@ class ZipfConfig(PretrainedConfig):
         """Create a config. `zipflm` is a `zipflm.Config` as a dict (default: wikitext-103/ADP-T).
 
         `updates` is the number of training updates so far. With `return_logits`, calls with labels
-        also return logits, which take much memory.
+        also return logits, which take a lot of memory.
         """
         native = (
             preset("wikitext-103", "ADP-T")

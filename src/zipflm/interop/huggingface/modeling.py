@@ -23,7 +23,7 @@ _MAX_NAMES = 5
 
 
 class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
-    """A zipflm language model. Rows of ids start with `</s>`, which predicts the first token."""
+    """A zipflm language model. Rows start with `</s>`, from which the first token is predicted."""
 
     config_class: type[PretrainedConfig] | None = ZipfConfig
     main_input_name = "input_ids"
@@ -93,8 +93,8 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
 
         `attention_mask` is 0 for padding, on either side. `labels` are the input ids, not shifted;
         `loss` is the mean over all except the first token of each row, labels of -100 and padding.
-        `shift_labels` are already shifted. The loss is divided by `num_items_in_batch`, if given,
-        instead of the number of labels. `inputs_embeds` replaces
+        `shift_labels` are already shifted. If `num_items_in_batch` is given, the sum is divided by
+        it instead of by the number of labels. `inputs_embeds` replaces
         `get_input_embeddings()(input_ids)`. With `return_logits` or `logits_to_keep`, calls with
         labels also return logits. `logits_to_keep` is the number of last positions to return (0:
         all), or the indices of positions. `hidden_states` are the inputs of every layer and the

@@ -301,7 +301,7 @@ def _replace_text(part: NormalizedString, name: str) -> NormalizedString:
 
 
 def _spans(names: list[str], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the spans of pieces, or the span of the full word for each if lengths differ."""
+    """Return the spans of pieces, or the full word's span for each if lengths do not add up."""
     lengths = [len(name) - len(CONTINUES) for name in names[:-1]] + [len(names[-1])]
     if len(names) == 1 or sum(lengths) != end - start:
         return [(start, end)] * len(names)
