@@ -42,9 +42,9 @@ class Document:
     top: int = 0
     """Number of most likely ids to list for each index in `asked`."""
     ranks: bool = False
-    """True to compute the rank of each id in `asked`."""
+    """True to compute the rank of the id at each index in `asked`."""
     sources: bool = False
-    """True to split the probability of each id in `asked` by model and memory."""
+    """True to split the probability of the id at each index in `asked` by model and memory."""
 
 
 class Source(NamedTuple):
@@ -57,7 +57,8 @@ class Source(NamedTuple):
 
 
 class DocumentScores(NamedTuple):
-    """Scores of a document. The other fields have one item per index in `asked`, if requested."""
+    """Scores of a document. Fields other than `nll` have one item per index in `asked`; they are
+    empty if not requested."""
 
     nll: NDArray[np.float32]
     """-log p of every scored id, in nats."""
@@ -145,7 +146,7 @@ class _Extras:
         nll: Tensor,
         mixture: Mixture | None,
     ) -> None:
-        """Compute what the documents request for a batch, without waiting for the device.
+        """Compute what the documents request at these positions, without waiting for the device.
 
         `nll` is that of the model without memories.
         """

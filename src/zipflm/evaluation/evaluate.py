@@ -35,12 +35,12 @@ from zipflm.storage import TEMPORARY_REMEDY, report_full_disk
 
 AnyPath = str | PathLike[str]
 
-# Default batch sizes: enough to keep the device busy. On a CPU, more would only use memory.
+# Default batch sizes: enough to keep the device busy. On a CPU, more would only use more memory.
 _CPU_TOKENS = 4_096
 _DEVICE_TOKENS = 32_768
 
-# A text is already split into pieces if a larger share of its words ends in a continuation mark
-# (subword-nmt's @@).
+# A text counts as already split into pieces if more than this share of its words ends in a
+# continuation mark (subword-nmt's @@).
 _MAX_CONTINUED_SHARE = 0.05
 
 
@@ -80,8 +80,9 @@ class ScoringOptions:
         return ResolvedOptions(blocks, tokens, device, self.dtype)
 
     def blocks(self, config: Config) -> Blocks:
-        """Return the block settings, with those of the run as defaults (no context if only `block`
-        is set). Raises ValueError if block, context and break mode are incompatible."""
+        """Return the block settings, with those of the run as defaults (no context if `block` is
+        set without `context`). Raises ValueError if block, context and break mode are
+        incompatible."""
         default = config.batches.eval_blocks
         # The context of the run only makes sense with the block of the run.
         context = default.context if self.block is None else 0

@@ -112,8 +112,8 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None if the text cannot be reconstructed from the words: `<unk>` loses the spelling, and
-        splitting punctuation or lowercasing loses spaces and capitals."""
+        """None if the text cannot be reconstructed from the words: `<unk>` loses the spelling,
+        splitting off punctuation loses the spacing, and lowercasing loses capitals."""
         is_lossless = self.splitting.is_plain and not self.out_of_vocabulary
         return self.scores.bits_per_byte(self.num_bytes) if is_lossless else None
 

@@ -3,8 +3,8 @@
 `start_scoring` is the scoring loop: `score` runs it on the batches of a split,
 `documents.start_documents` on independent texts. Only scored positions go through the output layer;
 context only goes through the decoder. Memory use depends only on the batch size, apart from one
-nll per token.
-Results are copied to the host asynchronously, so that the device does not wait for the host.
+nll per token. Results are copied to the host asynchronously, so that the device does not wait for
+the host.
 
 `score_sums` only computes totals, for validation during training. Perplexity is always per word:
 the nll of the pieces of a word is summed, so that BPE and word models can be compared.
@@ -161,7 +161,7 @@ def start_scoring(
     a log-probability is not finite.
     """
     model = model.to(device).eval()
-    ids = np.asarray(ids)  # NumPy indexes a plain view of a mapped file faster
+    ids = np.asarray(ids)  # a plain array is faster to index than np.memmap
     nll = np.full(len(ids), np.nan, dtype=np.float32)
     positions = scored = bad = 0
     pending: deque[_PendingBatch] = deque()
@@ -294,10 +294,9 @@ def score_sums(
 ) -> Sums:
     """Return the total nll and the numbers of scored tokens and words.
 
-    `nll(inputs, targets, scored)` returns the nll of a batch, 0 for tokens that are not scored. The
-    host waits for the device once, at the end.
-    `ends_word` [V] marks the ids that end a word; by default all do. The caller switches the model
-    to evaluation mode.
+    `nll(inputs, targets, scored)` returns the nll of a batch, with 0 for tokens that are not
+    scored. `ends_word` [V] marks the ids that end a word; by default all do. The caller switches
+    the model to evaluation mode. The host waits for the device once, at the end.
     """
     dtype = dtype_of_sums(device)
     totals = torch.zeros(3, dtype=dtype, device=device)

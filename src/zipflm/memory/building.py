@@ -1,7 +1,7 @@
 """Build a store: write the tokens of a text with the hidden vectors that predicted them.
 
 Batches are written in the order of the text. `building.json` records the number of keys that are
-flushed to disk, so a killed build can continue and produces the same bytes.
+flushed to disk, so a killed build can continue and produce the same bytes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def build(
     """Build a store from the first `max_keys` tokens of a split, or continue a killed build.
 
     By default, stores of 2 million keys or more get an index if faiss is installed. The text is cut
-    into blocks as for `evaluate`, but in break modes `none` and `complete` blocks have context by
+    into blocks as for `evaluate`, but in break modes `none` and `complete`, blocks have context by
     default. On a GPU, the model computes in the dtype of its training.
     """
     if max_keys is not None and max_keys < 1:

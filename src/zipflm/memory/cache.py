@@ -47,7 +47,7 @@ class Cache:
     """A continuous cache. Each text has its own `stream`, or its own row in `rows`."""
 
     def __init__(self, settings: CacheSettings, equals_sign: int | None = None) -> None:
-        """`equals_sign` is the id of `=`, which starts a heading, or None."""
+        """`equals_sign` is the id of `=`, which starts a heading; None if it has no id."""
         if settings.reset == "heading" and equals_sign is None:
             raise ValueError("reset=heading: the vocabulary has no =, which starts a heading")
         self.settings: CacheSettings = settings
@@ -188,7 +188,8 @@ class CacheRows:
             self._counts[row] = 0
 
     def _resize(self, rows: int, like: Tensor) -> None:
-        """Add rows, and grow the capacity to about twice what is needed, up to the window."""
+        """Add rows. If the capacity is too small, grow it to about twice what is needed, up to the
+        window."""
         old_rows, capacity = self._words_BC.shape
         if max(self._counts, default=0) > capacity and capacity != self._window:
             capacity = 2 * max(self._counts) + 64

@@ -1,7 +1,7 @@
 """Nearest neighbors (kNN-LM, Khandelwal et al., 2020): retrieves the words that followed the most
 similar contexts of a text.
 
-Exact search compares all queries of a batch with one block of keys at a time and keeps the best k.
+Exact search compares many queries with one block of keys at a time and keeps the best k.
 On a CPU, a store with a faiss index (IVF-PQ) is searched with the index; then the exact cosines of
 the candidates are computed.
 
@@ -27,7 +27,7 @@ from zipflm.memory.store import INDEX_FILE, Store
 INDEXED_FROM = 2_000_000
 """Stores with at least this many keys get an index by default."""
 _QUERIES = 8192
-"""Number of queries compared with a block of keys at once."""
+"""Maximum number of queries per pass over the keys."""
 _MAX_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Maximum number of cosines or key elements in memory at once."""
 _GROUP = 64

@@ -1,4 +1,4 @@
-"""Tune weight, temperature and window of memories on a validation set.
+"""Tune the weight, temperature and window of memories on a validation set.
 
 The log-likelihood of a mixture is concave in the weight, so the best weight for given settings
 follows from two probabilities per token: that of the model and that of the memory. One pass over
@@ -47,7 +47,7 @@ class Trial:
     """The spec of the memory, with all settings."""
     settings: CacheSettings | NeighbourSettings
     perplexity: float
-    """Perplexity per word, together with the memories that were tuned before."""
+    """Perplexity per word with this memory and those tuned before it."""
 
     @property
     def window(self) -> int | None:
@@ -63,12 +63,12 @@ class TuningResult:
     chosen: tuple[Trial, ...]
     trials: tuple[Trial, ...]
     notes: tuple[str, ...] = ()
-    """Hints, such as a chosen value at the edge of the tried range."""
+    """Hints, e.g. that a chosen value is at the edge of the range that was tried."""
 
 
 def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weight, from 0 to 0.999, that maximizes the likelihood for each row of
-    p_memory / p_model."""
+    """For each row of p_memory / p_model, return the weight from 0 to 0.999 that maximizes the
+    likelihood."""
     low, high, gains = np.zeros(len(ratios)), np.full(len(ratios), 0.999), ratios - 1
     for _ in range(24):
         weights = (low + high) / 2
@@ -89,7 +89,7 @@ def tune(
 
     Settings of a cache are saved in the run folder, those of a store in its folder. The window of a
     cache is tuned unless its spec sets it. Specs without a weight or temperature then use the tuned
-    ones, also with another window.
+    ones, even with another window.
     """
     if split == "test":
         raise ValueError("split=test: tuning on test invalidates its perplexity; use valid")
@@ -205,7 +205,7 @@ class _Tuner:
 
 
 class _Recorder:
-    """Records the probabilities of memories. The returned mixture is that of the model alone."""
+    """Records the probabilities of memories. Its mixtures are empty: they score the model alone."""
 
     def __init__(
         self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float], ids: Ids

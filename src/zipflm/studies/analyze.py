@@ -50,7 +50,7 @@ def is_study(path: Path) -> bool:
 
 
 def redraw(study: Path, data: Path, out: Path) -> Study:
-    """Rebuild the report of the study in the folder `study` and write the report to `out`."""
+    """Rebuild the study in the folder `study` and write its report to `out`."""
     table = load_object(read_file(study / TABLE))
     words = open_words(data)
     splits = scored_splits(words)
@@ -159,8 +159,8 @@ def _open_runs(
 ) -> list[tuple[Plan, Checkpoint]]:
     """Open runs and their checkpoints.
 
-    A run is labeled by its factorization (such as ADP-T) if no other run has the same, else by the
-    name of its folder.
+    A run is labeled by its factorization (such as ADP-T) if no other run has the same one,
+    else by the name of its folder.
     """
     located = [locate(path, choice) for path in paths]
     configs = [checkpoint.config() for _, checkpoint in located]

@@ -42,7 +42,10 @@ def with_same_text(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def with_same_seconds(plans: Sequence[Plan], seconds: Mapping[str, float]) -> list[Plan]:
-    """Return plans that all take as long as the reference; `seconds` is per update, by label."""
+    """Return plans that all take as long as the reference.
+
+    `seconds` maps each label to its time per update.
+    """
     reference = reference_of(plans)
     budget = reference.updates * seconds[reference.label]
     return [_with_updates(plan, budget / seconds[plan.label]) for plan in plans]
@@ -95,7 +98,7 @@ def describe_budget(equal: str, plans: Sequence[Plan]) -> str:
 
 
 def reference_of(plans: Sequence[Plan]) -> Plan:
-    """Return the member that sets the budget: ADP-T, or else the first word model."""
+    """Return the member that sets the budget: ADP-T, else the first word model, else the first."""
     words = [plan for plan in plans if plan.config.batches.unit == "word"] or list(plans)
     return next((plan for plan in words if plan.label == REFERENCE), words[0])
 
@@ -167,14 +170,14 @@ def choose_settings(
 ) -> tuple[list[Plan], list[Tried]]:
     """Return the plans with the best setting of every label, and all settings that were tried.
 
-    `problems` has the error messages of failed runs by path.
+    `problems` maps the paths of failed runs to error messages.
     """
     tries = first_seeds(plans)
     scores = {plan.run.path: _valid_perplexity(plan) for plan in tries}
     best: dict[str, Plan] = {}
     for plan in tries:
         best_so_far = best.setdefault(plan.label, plan)
-        # The first setting wins ties, also if none has a result.
+        # The first setting wins ties, and is kept if none has a result.
         if _rank(scores[plan.run.path]) < _rank(scores[best_so_far.run.path]):
             best[plan.label] = plan
     tried = [

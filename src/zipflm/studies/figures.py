@@ -1,7 +1,7 @@
-"""Figures of a study. Every factorization has its own color, pattern, marker and dash.
+"""Figures of a study. Every factorization has its own color and marker.
 
-The patterns are those of the paper's bar charts, light on dark for some: ADP-T shares the grid of
-SM-T. Colors can be distinguished with any kind of color blindness.
+The patterns are those of the paper's bar charts. Some are light on dark: ADP-T and SM-T share the
+grid. Colors can be distinguished with any kind of color blindness.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def perplexity_against_time(study: Study) -> Figure:
 
 
 def parameters_against_perplexity(study: Study) -> Figure:
-    """Plot one point per model. Low and to the left is better."""
+    """Plot one point per model. Lower and further left is better."""
     largest = max((row.num_params for row in study.finished), default=0)
     unit, size = ("millions", 1e6) if largest >= 1_000_000 else ("thousands", 1e3)
     title = "Parameters against perplexity"

@@ -91,7 +91,8 @@ class StudyMember:
     seconds: float | None = None
     """Training time, without compilation."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread in `seconds`; None on a GPU."""
+    """CPU time of the training thread, without compilation; None on a GPU or with several
+    processes."""
     compile_seconds: float | None = None
     tokens_per_second: float | None = None
     streaming_words_per_second: float | None = None
@@ -243,8 +244,8 @@ def make_member(
 ) -> StudyMember:
     """Build a member from its run folder and its scores.
 
-    `words` is the data folder of words, also for sub-word models; `nll` is that of `split`. Curve,
-    time and speed are those of training up to the scored checkpoint.
+    `words` is the data folder of words, also for sub-word models; the member gets the `nll` of
+    `split`. Curve, time and speed are those of training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)
     reports = [line for line in log if isinstance(line, Report)]

@@ -76,7 +76,7 @@ MODELS = (
     PaperModel(_T7, "tied emb/proj + head", f"{_WIKI}/ADP-T/tie-head", "246.9", 20.06),
     PaperModel(_T7, "512d, no dim reduction, tied", f"{_WIKI}/ADP-T/no-reduction", "340.2", 25.48),
 )
-"""All rows of the paper's own models that have a parameter count, in its order."""
+"""All table rows with a parameter count for the paper's own models, in the order of the paper."""
 
 
 def comparison_row(dataset: str, factorization: str) -> PaperModel | None:

@@ -300,7 +300,7 @@ def training_seconds(report: Report) -> float:
 def with_validations(config: Config, overrides: Sequence[str]) -> Config:
     """Return a config that validates often enough for a learning curve, on part of the data.
 
-    A config that validates often enough, or overrides these settings, is returned unchanged.
+    The config is unchanged if it already validates often enough or `overrides` set how to validate.
     """
     training = config.training
     points = training.max_updates // training.validate_every if training.validate_every else 0

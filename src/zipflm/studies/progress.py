@@ -75,7 +75,7 @@ class MemberProgress:
         return 0.0 if self.stage in _FINAL_STAGES else self.work - self.work_done
 
     def line(self) -> str:
-        """`ADP-T: training, update 120/200, loss 4.1, validation perplexity 30.00, 2.0 s`."""
+        """`ADP-T: training, update 120/200, loss 4.100, validation perplexity 30.00, 2.0 s`."""
         parts = [f"{self.name}: {self.stage}"]
         if self.update:
             parts.append(f"update {self.update}/{self.plan.updates}")
@@ -150,7 +150,7 @@ class Display:
         return Group(bar, Text(one_line(self.line(member))))
 
     def _warnings(self) -> list[str]:
-        """Return warnings about schedules that end with a high learning rate and slow training."""
+        """Return warnings about slow training and schedules that end with a high learning rate."""
         members = list(self.members.values())
         schedules = [high_end_warning(member.plan.config) for member in members]
         subject = "this study" if len(members) > 1 else "this member"

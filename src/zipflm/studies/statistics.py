@@ -218,7 +218,8 @@ class Estimate:
     num_blocks: float
     """Effective number of blocks; less than their number if their sizes differ."""
     seed_variances: tuple[tuple[float, int], ...]
-    """Variance of the mean over seeds and its degrees of freedom, by model; none for one seed."""
+    """Variance of the mean over seeds and its degrees of freedom, for each model whose seeds
+    differ."""
 
     def __sub__(self, other: Estimate) -> Estimate:
         """Paired difference: both are measured on the same blocks."""
@@ -231,8 +232,8 @@ class Estimate:
 
     @property
     def interval(self) -> Interval | None:
-        """None if there are fewer than three effective blocks, if the text seems to consist of two
-        sources, or if a loss is not finite."""
+        """The 95% interval. None if there are fewer than three effective blocks, if the text seems
+        to consist of two sources, or if a loss is not finite."""
         if self.num_blocks < MIN_INTERVAL_BLOCKS - 1e-9 or not np.isfinite(self.residuals).all():
             return None
         fitted = _fit_noise_models(self.residuals, self.num_blocks)

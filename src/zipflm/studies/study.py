@@ -35,14 +35,15 @@ NOT_COMPILED = "could not be compiled; its time and speed are not comparable"
 
 @dataclass(frozen=True, kw_only=True)
 class SeedMean:
-    """Perplexity of the mean loss over seeds, and the standard deviation over several seeds."""
+    """Perplexity of the mean loss over seeds, and the standard deviation of their perplexities."""
 
     mean: float
     deviation: float | None = None
 
     @classmethod
     def of_losses(cls, losses: Sequence[float]) -> SeedMean:
-        """Average losses, so that the ratio of two perplexities matches the difference in loss."""
+        """Average losses, not perplexities, so that ratios of perplexities match differences in
+        loss."""
         spread = stdev(map(perplexity, losses)) if len(losses) > 1 else None
         return cls(mean=perplexity(fmean(losses)), deviation=spread)
 
@@ -198,8 +199,8 @@ class Study:
 
     title: str
     dataset: str
-    """Dataset in the preset names, whose published results the report shows. Empty for models that
-    are not in the tables of the paper."""
+    """Dataset, named as in presets, whose published results the report shows. Empty for models
+    that are not in the tables of the paper."""
     split: str
     reference: str
     """The row that others are compared to."""
@@ -216,11 +217,11 @@ class Study:
     known_intervals: Mapping[str, Interval]
     """The same without unknown words."""
     differences: tuple[Difference, ...]
-    """All pairs of rows that have an interval, by the perplexity that `headline` returns."""
+    """Every pair of rows whose difference has an interval, on the words that `headline` covers."""
     rare: tuple[Difference, ...] = ()
-    """The same on rare words."""
+    """Differences on rare words."""
     after_rare: tuple[Difference, ...] = ()
-    """The same on words after rare words."""
+    """Differences on words after rare words."""
     contexts: tuple[ContextScore, ...] = ()
     tried: tuple[Tried, ...] = ()
 

@@ -256,7 +256,7 @@ def bin_loss(b: FrequencyBin, label: str) -> str:
 
 
 def contexts(study: Study) -> Grid:
-    """Return perplexities by context size, on WikiText-103 with the results of the paper."""
+    """Return perplexities by context size; on WikiText-103, also those of the paper."""
     splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
     names = ["model", "train block", "block", "context", *splits]
     rows = [
