@@ -112,8 +112,8 @@ class Delta:
 class TextInProgress:
     """A text that is being generated.
 
-    A word is released when it is complete. With stop strings, the last characters are held back
-    until it is clear that they are not the start of a stop string.
+    A word is released when it is complete. With stop strings, the last characters are held back,
+    because a stop string could start there.
     """
 
     def __init__(

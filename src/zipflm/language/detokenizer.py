@@ -16,8 +16,8 @@ class Detokenizer:
     def __init__(
         self, reader: TextReader, line: Sequence[str] = (), is_tight: bool = False
     ) -> None:
-        """`line` has the words of the current line. `is_tight` means that the next word follows
-        without a space, for example because the text already ends with one."""
+        """`line` contains the words of the current line so far. `is_tight` means that the next word
+        follows without a space, for example because the text already ends with one."""
         self._reader, self._is_tight = reader, is_tight
         self._joiner = reader.encoder.splitter.joiner()
         self.line: list[str] = list(line)
@@ -37,7 +37,7 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """Add a token. Return the added text, which is empty until the word is complete."""
         self._pieces.append(self._reader.vocabulary.words[token])
-        # Limit the length: a model may never end a word.
+        # Limit the length: a model might never end a word.
         if not self._reader.ends_word[token] and len(self._pieces) < MAX_PIECES:
             return ""
         if token == END and len(self._pieces) == 1:

@@ -1,7 +1,7 @@
 """Scoring of ids with a model on a device.
 
-A text longer than the block is split as in `evaluate`: into parts of `block - context` tokens, each
-after the `context` tokens before it.
+A text longer than the block is split into parts of `block - context` tokens, and the model also
+sees up to `context` tokens before each part.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Engine:
         """Return hidden states and the tokens they predicted, for cache memories.
 
         `hidden_TD` has the states that predict the last tokens of `text` and the next token. If the
-        caches can hold earlier tokens, the states of those are computed as in scoring.
+        caches can hold earlier tokens, the states that predict those are computed as in scoring.
         """
         assert self.memories is not None
         missing = len(text) + 1 - len(hidden_TD)
@@ -215,9 +215,9 @@ class _Stream:
         self._engine, self._blocks = engine, blocks
         # The last tokens sent to the device: the context of the next part, and one token before it.
         self._before = prefix
-        # Tokens that were not sent yet, with the line boundaries among them.
+        # Tokens that have not been sent yet, with the line boundaries among them.
         self._ids, self._offsets = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        # Lines that were not returned yet, and the scores of their first tokens.
+        # Lines that have not been returned yet, and the scores of their first tokens.
         self._texts: list[EncodedText] = []
         self._nll = np.zeros(0, dtype=np.float32)
         self._memory = None if engine.memories is None else engine.memories.stream()
@@ -230,8 +230,8 @@ class _Stream:
             )
 
     def start(self, group: list[EncodedText], is_last: bool) -> _Result:
-        """Start scoring more lines, except the last part unless `is_last`: later lines could extend
-        it."""
+        """Start scoring more lines. Unless `is_last`, keep the last part for the next call,
+        because later lines could extend it."""
         self._texts += group
         ids = np.concatenate([self._ids, *(text.ids for text in group)])
         lengths = np.cumsum([len(text.ids) for text in group], dtype=np.int64)
@@ -289,8 +289,8 @@ def _read_ahead(
 def _read(
     remaining: Iterator[EncodedText], max_tokens: int, num_before: int
 ) -> tuple[list[EncodedText], bool, Exception | None]:
-    """Read texts with about `max_tokens` tokens. Also return True if these are the last texts, and
-    the error that stopped reading, if any."""
+    """Read texts with about `max_tokens` tokens in total. Also return whether these are the last
+    texts, and the error that stopped reading, if any."""
     group: list[EncodedText] = []
     num_tokens = 0
     try:

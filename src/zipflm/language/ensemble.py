@@ -191,7 +191,7 @@ def em_weights(logprob_NM: NDArray[np.float64]) -> NDArray[np.float64]:
         if now - before < _MIN_GAIN:
             break
         before = now
-        # The average contribution of each model to the probability of a word.
+        # The share of each model in the probability of a word, averaged over all words.
         mixture = mixture * (scaled_NM / mean_N[:, None]).mean(axis=0)
         mixture /= mixture.sum()
     return mixture
@@ -211,7 +211,7 @@ def _check_weights(weights: Sequence[float] | None, count: int) -> NDArray[np.fl
 
 
 def _require_same_text(first: ScoreFile, other: ScoreFile) -> None:
-    """Raise ValueError with the first row in which the texts differ."""
+    """Raise ValueError if the texts differ, and name the first row that differs."""
     pairs = zip_longest(first.keys, other.keys)
     for line, (one, two) in enumerate(pairs, start=2):
         if one == two:

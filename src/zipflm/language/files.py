@@ -15,7 +15,7 @@ from zipflm.storage import atomic_write, report_full_disk
 
 
 def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a plain or compressed file, or of `-`, with numbers from 1."""
+    """Yield the lines of a plain or compressed file, or of stdin (`-`), with numbers from 1."""
     if name != STDIN and not os.path.exists(name):
         raise FileNotFoundError(f"{name}: no such file; check the name")
     if os.path.isdir(name):

@@ -2,7 +2,7 @@
 
 To callers, a `TextState` is immutable, so several texts can continue from it. The decoder reads the
 last token of a state when the state is first continued, and caches the result in the state. It
-never runs on words that are not continued.
+never runs on a token that is not continued.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class TextState:
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model sees: `</s>` and the text, or the last part of it."""
         # The cache, unless it is None, covers all inputs but the last. Once `_hidden` [D], which
-        # predicts the next token, is computed, it covers all of them.
+        # predicts the next token, has been computed, the cache covers all inputs.
         self._cache = cache
         self._hidden: Tensor | None = None
-        # For cache memories: the tokens so far, or the prefix if the model has not read it yet.
+        # For cache memories: the hidden states and tokens so far, or the prefix if the model has
+        # not read it yet.
         self._past, self._prefix = past, prefix
 
     def __repr__(self) -> str:

@@ -7,8 +7,8 @@
     logprob, state = lm.advance(lm.start(), "the")
 
 Raw text is split into words in the same way as the training text of the run. Texts longer than
-`block` tokens are scored in parts of `block - context` tokens, each after the `context` tokens
-before it.
+`block` tokens are scored in parts of `block - context` tokens, and the model also sees up to
+`context` tokens before each part.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ class TrainedModel:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Convert ids to text. `</s>` becomes a line end, ids outside the vocabulary `<unk>`."""
+        """Convert ids to text. `</s>` becomes a line end, and ids outside the vocabulary become
+        `<unk>`."""
         detokenizer, size = Detokenizer(self.reader), len(self.vocabulary)
         known = (id if 0 <= id < size else UNKNOWN for id in ids)
         return "".join(map(detokenizer.add, known)) + detokenizer.finish()
@@ -227,7 +228,7 @@ class TrainedModel:
         """Return the `k` words of the vocabulary whose input embeddings are most similar to that of
         `word`, with their cosine similarities.
 
-        Sub-word models only compare words that are a single piece.
+        With a sub-word model, the result only includes words that are a single piece.
         """
         require_k(k, self.reader)
         vector, parts = self.embedding(word), []
@@ -256,10 +257,10 @@ class TrainedModel:
     def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
         """Return log p(word | state) in nats, and the state after the word; "\\n" ends a line.
 
-        A state does not change, so several words can continue the same state. The model reads a
-        word only when the state after it is continued. Scores equal those of `score` as long as the
-        text fits in one block. After that a Transformer keeps only the last `context` tokens, as in
-        `generate`; other decoders keep their state.
+        A state does not change, so several words can continue the same state. The model reads
+        the last token of a word only when the state after it is continued. Scores equal those of
+        `score` as long as the text fits in one block. After that, a Transformer keeps only the
+        last `context` tokens, as in `generate`; other decoders keep their state.
         """
         return self.advance_many([state], [word])[0]
 
@@ -306,8 +307,8 @@ class TrainedModel:
 
     @torch.inference_mode()
     def log_probs(self, prefixes: Sequence[str]) -> Tensor:
-        """Return log p of every vocabulary entry that the model predicts, after each prefix,
-        [N, V]."""
+        """Return log p after each prefix, [N, V], for every vocabulary entry that the model
+        predicts."""
         if isinstance(prefixes, str):
             raise ValueError("prefixes: must be a list, not a string")
         ids = [self.reader.prefix(prefix) for prefix in prefixes]
@@ -336,12 +337,12 @@ class TrainedModel:
         """Generate `num` continuations of a prompt.
 
         Words are sampled at `temperature` (0: always the most likely word) from the `top_k` most
-        likely words (0: all), restricted to those that make up `top_p` of the probability. `<unk>`
-        is never generated, unless `forbid_unknown` is False. A text ends after `lines` line ends
-        (0: no limit), after `max_words` words including line ends, or before a string in `stop`.
-        The same arguments and seed give the same texts. Log-probabilities are those of the model,
-        before temperature, top-k and top-p. For users of Hugging Face transformers,
-        `max_new_tokens` is another name for `max_words` (it also counts words) and
+        likely words (0: all), restricted to the fewest that make up `top_p` of their probability.
+        `<unk>` is never generated unless `forbid_unknown` is False. A text ends after `lines` line
+        ends (0: no limit), after `max_words` words including line ends, or before a string in
+        `stop`. The same arguments and seed give the same texts. Log-probabilities are those of the
+        model, before temperature, top-k and top-p. For users of Hugging Face transformers,
+        `max_new_tokens` is another name for `max_words` (it counts words, not pieces), and
         `num_return_sequences` for `num`.
         """
         sampling = SamplingOptions(

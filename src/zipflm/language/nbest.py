@@ -138,7 +138,7 @@ class Moses(Format):
         return " ||| ".join([key, text, features, total, *rest])
 
     def format_best(self, entry: Entry) -> str:
-        # One sentence per line without id, as Moses writes it.
+        # One sentence per line, without an id, as Moses writes it.
         return " ".join(entry.words)
 
 

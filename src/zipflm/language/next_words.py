@@ -94,7 +94,7 @@ def _search_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWo
     words: list[LikelyWord] = []
     for path, logprob in _paths(reader, pieces):
         word = join([reader.vocabulary.words[piece] for piece in path])
-        # A word can be split into pieces in several ways, but training text has only one of them.
+        # A word can be split into pieces in several ways, but the training text uses only one.
         if path in ((END,), (UNKNOWN,)) or reader.is_encoding_of(word, path):
             words.append(LikelyWord(word, logprob))
             if len(words) == k:
@@ -105,8 +105,9 @@ def _search_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWo
 def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...], float]]:
     """Yield sequences of pieces that form a word, with log-probabilities, most likely first.
 
-    A sequence is at most as likely as its prefix, so the first one to leave the queue is the most
-    likely of the rest. The queue only holds the most likely remaining piece for each prefix.
+    A sequence is at most as likely as its prefix, so the next one to leave the queue is the most
+    likely of those remaining. For each prefix, the queue only holds the most likely piece that is
+    left.
     """
     queue: list[tuple[float, tuple[int, ...], int]] = []
     prefixes: dict[tuple[int, ...], tuple[float, NDArray[Any], NDArray[np.int32]]] = {}
@@ -134,9 +135,9 @@ def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...
 class _Pieces:
     """Computes log-probabilities of pieces after `inputs`, which the model reads once.
 
-    `inputs` are the last tokens of `text`; cache memories can contain earlier ones. The first
-    `context` inputs belong to an earlier part of the text, so cache memories use their hidden
-    states from that part.
+    `inputs` are `</s>` and `text`, or the last tokens of these; cache memories can contain earlier
+    ones. The first `context` inputs belong to an earlier part of the text, so cache memories use
+    their hidden states from that part.
     """
 
     def __init__(self, engine: Engine, inputs: Ids, text: Ids, context: int = 0) -> None:

@@ -40,7 +40,7 @@ class RescoreOptions:
     scores: Mapping[str, str]
     """For Kaldi: files with a score per hypothesis, by score name."""
     costs: Mapping[str, str]
-    """For Kaldi: files with a cost (negative score) per hypothesis, by score name."""
+    """For Kaldi: files with a cost (negated score) per hypothesis, by score name."""
     encoding: str
     name: str
     """Name of the model's score."""
@@ -81,7 +81,7 @@ def rescore_file(
     check_names(names, options.weights)
     import_levenshtein()  # fail before the model is loaded
     references = read_references(options.reference, nbest.format_name, nbest.encoding)
-    # Start from 1: `open_lists` requires every entry to have the scores with a non-zero weight.
+    # Start from 1, not 0, so that `open_lists` requires every entry to have these scores.
     start = {**options.weights, **dict.fromkeys(names, 1.0)}
     weights, utterances = open_lists(nbest, start, options.name)
     lists = list(utterances)
@@ -175,7 +175,7 @@ def add_scores(
     `total` is the number of hypotheses, for the progress bar.
     """
     for group in _groups(utterances):
-        # Score each text once: hypotheses can differ only in alignments or times.
+        # Score each text once: some hypotheses differ only in alignments or times.
         texts = list(dict.fromkeys(_text(entry) for entries in group for entry in entries))
         log_probs = dict(zip(texts, scorer(texts), strict=True))
         for entries in group:

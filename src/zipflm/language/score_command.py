@@ -1,4 +1,4 @@
-"""`zipflm score`: score lines while they are read, with bounded memory, and format rows.
+"""`zipflm score`: score lines as they are read, in bounded memory, and format them as rows.
 
 With `--lines running`, the lines of a file are scored as one text, split into blocks as in
 `zipflm evaluate`, so both commands give the same numbers.
@@ -72,7 +72,7 @@ class ScoreOptions(Checked):
 
     @property
     def score(self) -> str:
-        """Name of the score column and its unit."""
+        """Name of the score column, which also identifies its unit."""
         return "bits" if self.bits else "log10" if self.log10 else "logprob"
 
 
@@ -143,7 +143,7 @@ def _scored_file(
 def _encoded(
     lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
 ) -> Iterator[Iterator[EncodedText]]:
-    """Yield the available lines in groups."""
+    """Yield the lines of a file in groups, as they become available."""
     number = count(1)
 
     def text(line: bytes) -> str:

@@ -53,7 +53,7 @@ class EncodedText:
 
     @cached_property
     def line_ends(self) -> NDArray[np.int64]:
-        """Indices of the words `</s>`."""
+        """Indices of the `</s>` words."""
         return np.flatnonzero(self.ids[self.starts] == END)
 
     @cached_property
@@ -206,10 +206,10 @@ class ScoredWord:
     only the part of it that is in the same block."""
     band: int
     """Band of the output layer, 0 for the head. Words outside the vocabulary have the band of
-    `<unk>`, words of several pieces that of the rarest piece."""
+    `<unk>`, and words of several pieces that of the rarest piece."""
     count: int
-    """Count in the training text. Words outside the vocabulary have the count of `<unk>`, words of
-    several pieces that of the rarest piece."""
+    """Count in the training text. Words outside the vocabulary have the count of `<unk>`, and words
+    of several pieces that of the rarest piece."""
     is_unknown: bool
     """True if the word, or a piece of it, is scored as `<unk>`."""
     is_end: bool
@@ -276,7 +276,7 @@ class ScoredText:
     def to_frame(self) -> Any:
         """Convert to a pandas DataFrame with a row per word.
 
-        The columns are the attributes of `ScoredWord`, with `start` and `end` for the span.
+        The columns are the attributes of `ScoredWord`, with `start` and `end` instead of the span.
         """
         try:
             import pandas

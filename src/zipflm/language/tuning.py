@@ -49,7 +49,7 @@ class DevelopmentSet:
         references: Mapping[str, Sequence[str]],
         names: Iterable[str],
     ) -> None:
-        """`names` are the scores with a non-zero weight. `references` must have all utterances."""
+        """`names` are the scores with a non-zero weight. `references` must cover all utterances."""
         self.entries: list[Entry] = [entry for entries in utterances for entry in entries]
         self.references: list[Sequence[str]] = [
             references[entry.utterance] for entry in self.entries
@@ -145,7 +145,7 @@ def tune(
 ) -> Tuning:
     """Find the best weights of `names` for scored lists. The other weights stay as in `start`.
 
-    `lm` is the name of the model's score, and `given` are the weights set by the user.
+    `lm` is the name of the model's score, and `given` are the names of the weights set by the user.
     """
     development = DevelopmentSet(utterances, references, [n for n, x in start.items() if x])
     shown = {lm, *given, *names}
@@ -184,7 +184,7 @@ def _search(
         for point in itertools.product(*grids.values()):
             if point not in errors:
                 errors[point] = development.num_errors(best | dict(zip(names, point, strict=True)))
-        # Includes earlier grids, so a refinement never gets worse.
+        # `errors` includes earlier grids, so a refinement never makes the result worse.
         smallest = min(errors, key=lambda point: (errors[point], *_size(point)))
         best |= zip(names, smallest, strict=True)
         grids = {name: _finer(grid, best[name]) for name, grid in grids.items()}

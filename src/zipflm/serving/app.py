@@ -265,7 +265,7 @@ async def _events(parts: AsyncIterator[Iterable[BaseModel]]) -> AsyncIterator[st
         async for chunks in parts:
             for chunk in chunks:
                 yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
-    except APIError as error:  # the status is already sent
+    except APIError as error:  # the status has already been sent
         yield f"data: {error.body.model_dump_json()}\n\n"
     yield "data: [DONE]\n\n"
 

@@ -116,7 +116,7 @@ class Completion:
         return self._response(choices, self._usage())
 
     def first_chunks(self) -> Iterator[CompletionResponse]:
-        """Yield the prompts with `echo`, and finished choices if `max_tokens` is 0."""
+        """With `echo`, yield the prompts. If `max_tokens` is 0, yield the finished choices."""
         for index, choice in enumerate(self._choices):
             if self._request.echo or choice.finish_reason:
                 delta = Delta(finish_reason=choice.finish_reason)
@@ -220,7 +220,7 @@ class _LogprobLists:
         if logprob is not None:
             logprob += 0.0  # not -0.0
             # Clients compare the token's log-probability with its entry in the list. The two could
-            # differ by rounding, so use the same number.
+            # differ due to rounding, so use the same number.
             likely = {self._words[id]: value for id, value in top} | {word: logprob}
         self.logprobs.tokens.append(word)
         self.logprobs.token_logprobs.append(logprob)

@@ -44,7 +44,7 @@ async def _require_key(request: Request, keys: Sequence[bytes]) -> None:
     key = given.encode("latin-1")
     # Compare with all keys, so that the time does not reveal which one matched.
     if not any([hmac.compare_digest(key, known) for known in keys]):
-        # With this scheme, browsers ask for a password and send it with all requests of the page.
+        # With Basic, browsers ask for a password and send it with all requests of the page.
         is_page = request.scope["path"] == "/"
         scheme = 'Basic realm="zipflm: an API key as password"' if is_page else "Bearer"
         raise APIError(
@@ -62,7 +62,7 @@ BODY_SECONDS = 20
 SEND_SECONDS = 20
 """A client that takes longer to receive a part of the response is disconnected."""
 _MAX_DISCARDED = 1 << 24
-"""Bytes beyond the limit that are read and discarded, so that the client receives the error."""
+"""Up to this many bytes beyond the limit are read and dropped, so the client gets the error."""
 
 
 class Middleware:

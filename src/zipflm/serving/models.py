@@ -40,8 +40,8 @@ class ServedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies checkpoint, software and kind of device. If it is the same, the same request
-        with the same seed should give the same text."""
+        """Identifies the checkpoint, the software and the kind of device. As long as it stays the
+        same, the same request with the same seed should give the same text."""
         versions = [__version__, torch.__version__, self.engine.device.type]
         text = self.entry.model_dump_json() + " ".join(versions)
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]

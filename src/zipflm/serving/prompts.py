@@ -128,7 +128,7 @@ def _start_length(text: str) -> int:
 
 
 def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
-    """Return the offset of each id in the text. The pieces of a word follow each other."""
+    """Return the offset of each id in the text. A piece starts where the previous one ends."""
     offsets = []
     names = reader.vocabulary.words
     bounds = [*encoded.starts.tolist(), len(encoded.ids)]

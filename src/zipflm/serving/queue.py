@@ -37,7 +37,7 @@ class Limits:
 
 
 class Job(Generic[_T]):
-    """Texts of a request to score or to generate, for the model thread."""
+    """The texts of a request that the model thread scores or generates."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[_T | Exception] = asyncio.Queue()
@@ -53,7 +53,7 @@ class Job(Generic[_T]):
             self.events.put_nowait(event)
 
     async def next(self) -> _T:
-        """Wait for the next result. Raises the exception if it is one."""
+        """Wait for the next result, and raise it if it is an exception."""
         event = await self.events.get()
         if isinstance(event, Exception):
             raise event

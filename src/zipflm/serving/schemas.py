@@ -322,7 +322,7 @@ def _as_bad_request(errors: Sequence[dict[str, Any]]) -> APIError:
     field = str(first["loc"][1])
     if first["type"] == "missing":
         return bad_request(field, f"{field}: missing; this field is required", "missing")
-    # For a union, report the type that matched furthest.
+    # For a union, report the error of the type that matched furthest.
     field_errors = [error for error in errors if error["loc"][1] == field]
     error = max(field_errors, key=lambda error: len(error["loc"]))
     reason = error["msg"].removeprefix("Value error, ")

@@ -28,7 +28,7 @@ from zipflm.units import bits, perplexity
 MAX_LOGPROBS = 100_000
 """Maximum number of alternatives in one response, and of log-probabilities in `completions`."""
 _MAX_SEARCHED = 1_000
-"""Maximum number of alternatives of sub-word models, which need a search for each position."""
+"""The maximum for sub-word models is lower, because each position needs a search."""
 
 
 class Scoring:

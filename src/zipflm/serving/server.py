@@ -79,7 +79,7 @@ async def run(
     app = make_app(service, keys=keys, origins=origins, is_local=is_local)
     config = uvicorn.Config(
         app,
-        # Do not log client addresses and texts.
+        # Do not log client addresses or texts.
         log_level="warning",
         access_log=False,
         lifespan="off",

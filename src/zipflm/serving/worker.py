@@ -122,7 +122,7 @@ class Worker:
     def score(
         self, model: ServedModel, documents: Sequence[Document], search: int = 0
     ) -> Job[Scored]:
-        """Queue documents to score. One result per document arrives, in any order.
+        """Queue documents to score. Each document yields one result; results arrive in any order.
 
         With `search`, sub-word models also find this many alternatives per requested position.
         """

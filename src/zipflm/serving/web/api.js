@@ -54,9 +54,10 @@ async function score(model, text, signal) {
 const lookups = new Map();
 const MAX_LOOKUPS = 300;
 
-/* Look up { rank, alternatives, sources } of one word. The text after it does not affect them and is not sent. */
+/* Look up { rank, alternatives, sources } of one word. Later text does not affect them and is not sent. */
 async function fetchDetails(model, text, word, signal) {
-  /* Include the line break, because the server ignores a trailing empty line. */
+  /* After a line end, include the line break, because the server ignores a trailing empty line. After a word, include
+     everything up to the next space, which can affect how the text is split into words. */
   const rest = word.isEnd ? 1 : text.slice(word.end).search(/\s|$/);
   const upTo = text.slice(0, word.end + rest);
   const key = JSON.stringify([model, upTo, word.index]);

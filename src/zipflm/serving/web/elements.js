@@ -14,6 +14,6 @@ function element(name, properties = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 
-/* A word as displayed, and for screen readers. */
+/* A word as displayed, and as read by screen readers. */
 const shownWord = (word) => (word.isEnd ? "\u21b5" : word.word);
 const spokenWord = (word) => (word.isEnd ? "end of line" : word.word);

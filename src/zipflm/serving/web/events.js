@@ -21,7 +21,7 @@ function onInput() {
   if (!isComposing) scoreSoon();
 }
 
-/* The text is the scored one again, e.g. after undo. */
+/* Called when the text equals the scored text again, e.g. after undo. */
 function restoreAnswers() {
   pending?.abort();
   clearTimeout(scoreTimer);

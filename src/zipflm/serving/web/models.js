@@ -3,7 +3,7 @@
 function modelsOf(list) {
   const models = list.map(({ id, zipflm = {} }) => ({ id, bands: [], words: 0, unit: "word", ...zipflm }));
   const names = models.map((model) => model.factorization);
-  /* Prefer the factorization to the name of the folder, if it is unique. */
+  /* The label is the factorization if it is unique, otherwise the id. */
   for (const model of models) {
     const isOnly = model.factorization && names.filter((name) => name === model.factorization).length === 1;
     model.label = isOnly ? model.factorization : model.id;

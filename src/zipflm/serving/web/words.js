@@ -28,7 +28,7 @@ function lineEnds(text) {
   return ends;
 }
 
-/* Convert the words in a response of the server. */
+/* Convert the words in a response from the server. */
 function wordsOf(text, records) {
   const offsets = unitOffsets(text);
   const ends = lineEnds(text);
@@ -82,7 +82,7 @@ function wordAt(words, offset) {
 }
 
 /* For each word of the first model, the index of the word of the second model at the same offsets, or
-   -1 if it splits the text differently. */
+   -1 if the second model splits the text differently. */
 function partners(first, second) {
   const key = (word) => (word.isEnd ? `end ${word.start}` : `${word.start} ${word.end}`);
   const indices = new Map(second.map((word, i) => [key(word), i]));
