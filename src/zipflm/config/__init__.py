@@ -1,7 +1,7 @@
 """Configs of models and training as frozen dataclasses.
 
 Alternatives are unions of classes (`FixedInput | AdaptiveInput | CharacterInput`). Invalid values
-raise a ValueError that names the field and what to do. `zipflm.settings` reads, writes and
+raise a ValueError that names the field and says what to do. `zipflm.settings` reads, writes and
 overrides configs.
 """
 

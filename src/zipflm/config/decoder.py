@@ -1,6 +1,7 @@
 """Configuration of the decoders, with their parameter counts and costs.
 
-A new decoder needs a class here, one in `model.decoders`, and an entry in `DecoderConfig`.
+To add a decoder, add a class here and to `DecoderConfig`, and its module and a case to
+`model.decoders`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Configuration of how lines are split into words, and tokens are cut into blocks."""
+"""Configuration of how lines are split into words, and how tokens are cut into blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Performance-critical operations, each with a reference and fast implementations.
+"""Performance-critical operations: dropout, and `linear_nll` with a reference and fast
+implementations.
 
 `impl` selects one per call: `reference` is plain PyTorch, `auto` the fastest one that supports the
 inputs.
@@ -68,8 +69,8 @@ def choose_kernels(hidden_NE: Tensor, impl: Impl, rows: Rows) -> ModuleType:
 
 
 def _is_transformed() -> bool:
-    """True in `torch.func` and forward-mode differentiation, which custom operators do not
-    support."""
+    """Return True inside `torch.func` and forward-mode differentiation, which custom operators
+    do not support."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 

@@ -68,7 +68,7 @@ def relu_dropout(
 
 
 def scale(threshold: int) -> float:
-    """Return the factor for kept elements if `threshold` of LEVELS are dropped."""
+    """Return the factor for kept elements if the rate is threshold / LEVELS."""
     return LEVELS / (LEVELS - threshold)
 
 

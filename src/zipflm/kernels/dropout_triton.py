@@ -17,7 +17,7 @@ from zipflm.kernels.dropout import scale
 
 _BLOCK = 1024  # random draws per program
 _ROWS, _COLUMNS = 8, 512  # block of the ReLU's backward pass
-_MAX_PROGRAMS = 65_535  # maximum of CUDA along the second axis of a grid
+_MAX_PROGRAMS = 65_535  # CUDA's maximum along the second axis of a grid
 # Seven rounds pass all known statistical tests. Ten, the usual default, add a safety margin.
 _ROUNDS = tl.constexpr(7)
 
@@ -90,7 +90,7 @@ def _relu_backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Store dx, grad * scale where y is above 0, and its column sums over this program's rows."""
+    """Store dx (grad * scale if y > 0, else 0) and its column sums over this program's rows."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1) * rows_per_program
     last = tl.minimum(first + rows_per_program, num_rows)

@@ -150,7 +150,7 @@ def _accumulate(
 
 
 def _matmul(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply two matrices in `dtype`. GPUs accumulate in float32 and can skip the rounding."""
+    """Return a product in `dtype`. GPUs accumulate in float32 and can skip rounding the result."""
     if left.is_cuda and dtype != left.dtype:
         return torch.mm(left, right, out_dtype=dtype)
     return (left @ right).to(dtype)
@@ -256,8 +256,8 @@ def _has_row_kernels(logits_RV: Tensor) -> bool:
 
 
 def _has_exponential_kernels(hidden_RE: Tensor) -> bool:
-    """The kernels need the range of bfloat16, rows of a multiple of 16 bytes, and the tensor memory
-    accelerator of Hopper or later."""
+    """The kernels need the range of bfloat16, rows whose size is a multiple of 16 bytes, and the
+    tensor memory accelerator of Hopper or later."""
     is_supported = hidden_RE.is_cuda and hidden_RE.dtype == torch.bfloat16
     is_supported = is_supported and hidden_RE.shape[1] % 8 == 0 and torch.version.hip is None
     return is_supported and torch.cuda.get_device_capability(hidden_RE.device)[0] >= 9

@@ -281,8 +281,8 @@ def _absorb_rows(
     else:
         lse = tl.load(lse_ptr + rows)
         targets = tl.load(targets_ptr + rows)
-    # With rows as the first dimension, each thread holds few rows, so few values of lse, targets
-    # and grad.
+    # With rows as the first dimension, each thread holds few rows, and so few values of lse,
+    # targets and grad.
     logits = tl.dot(hidden, tl.trans(weight), input_precision=PRECISION)
     d_logits = tl.exp2(logits * _LOG2_E - (lse * _LOG2_E)[:, None])
     d_logits = tl.where(words[None, :] == targets[:, None], d_logits - 1.0, d_logits)
@@ -407,8 +407,8 @@ def _run_rows(
     num_rows, width = hidden_NE.shape
     meta = _meta(kernel, width, hidden_NE.dtype)
     programs = _num_programs(device)
-    # From one segment to the next the program, the block of rows, or both increase, so their sum is
-    # a unique index.
+    # From one segment to the next, the program, the block of rows, or both increase, so their sum
+    # is a unique index.
     num_segments = programs + triton.cdiv(num_rows, meta["ROWS"])
     lse_SR = torch.empty(num_segments, meta["ROWS"], device=device)
     mean_SRE = torch.empty(*lse_SR.shape, width if with_mean else 0, device=device)

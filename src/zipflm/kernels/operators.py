@@ -69,16 +69,16 @@ def _(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
 
 
 def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None) -> Tensor:
-    """Convert ids to int64 and check that each is in [0, size). Inactive ids become 0 unchecked.
+    """Convert ids to int64 and check that active ones are in [0, size). Inactive ids become 0.
 
-    On a CPU a bad id raises a ValueError. On a GPU it is a device-side assertion, which does not
-    synchronize.
+    On a CPU a bad id raises a ValueError. On a GPU it fails a device-side assertion, which does
+    not synchronize.
     """
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(
             f"{name}.dtype={ids.dtype}: word ids are integers; convert them, e.g. {name}.long()"
         )
-    # Before comparing, because a narrow dtype may not hold `size`.
+    # Convert before comparing, because a narrow dtype may not hold `size`.
     ids = ids.to(torch.int64)
     tensors = (ids,) if active is None else (ids, active)
     check = _check if can_skip_dispatch(*tensors) else _checked
@@ -123,7 +123,7 @@ def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
 
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs, *output[1:])
-        ctx.set_materialize_grads(False)  # the outputs that are gradients have none
+        ctx.set_materialize_grads(False)  # the outputs that are gradients get none
         ctx.dtype = inputs[1].dtype
 
     def autograd(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:

@@ -1,7 +1,7 @@
-"""Triton kernels for `linear_nll_chunked`: softmax in one pass over the logits, sums of rows by
-target, and matrix products that store exponentials instead of logits.
+"""Triton kernels for `linear_nll_chunked`: log-sum-exps and gradients in one pass over the logits
+each, sums of rows by target, and matrix products that store exponentials instead of logits.
 
-Shapes: R rows, V words.
+Shapes: N tokens, R rows of a chunk, E width, V words.
 """
 
 from __future__ import annotations

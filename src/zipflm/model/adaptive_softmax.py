@@ -34,8 +34,8 @@ from zipflm.model.sampling import most_likely
 class AdaptiveSoftmax(OutputLayer):
     """A softmax over the head's words and the tail bands, and one softmax per tail band.
 
-    The probability of a head word is that of the first softmax. The probability of a word in a tail
-    is the product of the band's probability in the first softmax and the word's probability in the
+    The first softmax gives the probability of a head word. The probability of a word in a tail is
+    the product of the band's probability in the first softmax and the word's probability in the
     band's own softmax (Grave et al., 2017, without biases). Calling the layer returns the loss, as
     with `nn.CrossEntropyLoss`:
 

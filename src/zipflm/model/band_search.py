@@ -8,7 +8,7 @@ the full head. A tail is narrow, and costs time mainly for tokens in its band. `
 
 where the mean width is the geometric mean over the running text and cost is the time of the output
 layer per token. Minimizing only time, as Grave et al. (2017) do, would shrink the paper's head to a
-tenth, because it ignores the loss from narrower vectors.
+tenth of its size, because it ignores the loss from narrower vectors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bands: a frequency-ordered vocabulary split into a head with wide vectors and tails with narrower
 ones (section 3 of the paper).
 
-The input and output layers of a model each have a `Bands`. They can share weights only if the two
-are equal.
+Adaptive input and output layers each have a `Bands`. They can share weights only if the two are
+equal.
 """
 
 from __future__ import annotations

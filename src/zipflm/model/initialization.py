@@ -1,7 +1,7 @@
 """Initialization of parameters.
 
 The `initial_values` of a layer pair the name of each of its parameters with a function that fills
-it. A new layer uses torch's global generator, like torch's own layers (`reset`). In a training run,
+it. A new layer uses torch's global generator (`reset`), like torch's own layers. In a training run,
 every parameter has its own generator, seeded from the run's seed and the name of the parameter
 (`first_value`), so that values do not depend on the order of the parameters or the number of
 processes.
@@ -118,7 +118,7 @@ def table(padding_idx: int | None = None) -> Fill:
 
 
 def torch_linear(fan_in: int) -> Fill:
-    """PyTorch's default for linear layers: uniform within 1 / sqrt(fan_in)."""
+    """PyTorch's default for linear layers: uniform within +-1 / sqrt(fan_in)."""
     return uniform(1 / math.sqrt(fan_in))
 
 

@@ -223,8 +223,8 @@ class CharacterEmbedding(nn.Module):
         padding_idx: int = 1,
         symbol_ids: tuple[int, int] = (2, 3),
     ):
-        """`spellings_VC` holds the bytes of every word plus 1, padded with 0, all below
-        `num_symbols`. `symbol_ids` are the words with learned vectors."""
+        """`spellings_VC` holds the bytes of every word, increased by 1 and padded with 0. All
+        values are below `num_symbols`. `symbol_ids` are the words with learned vectors."""
         super().__init__()
         self.padding_idx: int = padding_idx
         self.symbol_ids: tuple[int, int] = symbol_ids
@@ -244,7 +244,7 @@ class CharacterEmbedding(nn.Module):
         self.reset_parameters()
 
     def reserve(self, num_words: int) -> int:
-        """Add rows to `spellings_VC` for more words, to be filled later. Return the first id."""
+        """Add rows to `spellings_VC` for new words, to be filled later. Return the first new id."""
         first, width = self.spellings_VC.shape
         spellings_VC = self.spellings_VC.new_zeros(first + num_words, width)
         spellings_VC[:first] = self.spellings_VC

@@ -18,12 +18,12 @@ class Past(Protocol):
 
     @property
     def position(self) -> int | Tensor:
-        """Number of earlier words: an int, or a tensor on the device, a scalar or [B, 1]. If rows
-        are padded on the left, the number for each new word, [B, T]."""
+        """Number of earlier words: an int, or a tensor on the device that is a scalar or [B, 1]. If
+        rows are padded on the left, the number of words before each new word, [B, T]."""
         ...
 
     def visible(self, num_new: int) -> Tensor | None:
-        """Return the mask of words that each of `num_new` words may attend to: [T, S], or
+        """Return the mask of words that each of `num_new` new words may attend to: [T, S], or
         [B, 1, T, S] if rows differ. None means causal attention, or full attention for a single new
         word."""
 
@@ -41,9 +41,9 @@ class Past(Protocol):
 class KeyValueCache:
     """A cache for inference: `model(words, cache)` computes only the new words.
 
-    Rows can have different lengths, join and leave. Memory is allocated for the full capacity, and
-    a step appends in place. The memory starts as zeros, because masked values are multiplied by 0,
-    and 0 times NaN would be NaN. Use `LanguageModel.new_cache` to create a cache.
+    Rows can have different lengths, and can be added and removed. Memory is allocated for the full
+    capacity, and a step appends in place. The memory starts as zeros, because masked values are
+    multiplied by 0, and 0 times NaN would be NaN. Use `LanguageModel.new_cache` to create a cache.
 
     >>> from zipflm import LanguageModel, preset
     >>> model = LanguageModel(preset("tiny", "ADP-T")).eval()

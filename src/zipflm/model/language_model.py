@@ -52,8 +52,8 @@ class LanguageModel(nn.Module):
     def __init__(
         self, config: ModelConfig, spellings: Tensor | None = None, *, impl: Impl = "auto"
     ):
-        """`spellings` [V, max_bytes] is for character input only: the bytes of each word plus 1,
-        padded with 0 (`zipflm.data.encoding` builds it from a vocabulary)."""
+        """`spellings` [V, max_bytes] is for character input only: the bytes of each word,
+        increased by 1 and padded with 0 (`zipflm.data.encoding` builds it from a vocabulary)."""
         super().__init__()
         self.config = config
         self.input: InputLayer = _input_layer(config, spellings)

@@ -35,7 +35,7 @@ class OutputLayer(nn.Module):
     table_shards: TableShards | None = None
     """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
     unknown_id: int | None = None
-    """Id that replaces targets of the vocabulary size or more; without it they raise an error."""
+    """Id that replaces targets beyond the vocabulary. If None, such targets raise an error."""
 
     @property
     def edges(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Next-word prediction: top-k and sampling with temperature, top-k and top-p.
 
-All functions compute the log-probabilities of all words. On a GPU, computing a tail costs less than
-checking whether it is needed; on a CPU, it costs little compared to the decoder
+`most_likely` and `draw` compute the log-probabilities of all words. On a GPU, computing a tail
+costs less than checking whether it is needed; on a CPU, it costs little compared to the decoder
 (docs/results/decoding.md).
 
 Shapes: N rows, D model width, V words, K candidate words, T tries, M columns of any matrix.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zipflm.model.outputs import FullSoftmax
 
 _MAX_LOG_PROBS = 1 << 25
-"""Maximum number of log-probabilities per chunk: 128 MiB."""
+"""Maximum number of log-probabilities per chunk (128 MiB in float32)."""
 _CPU_ROWS = 8
 """Rows per chunk on a CPU, where allocating large tensors costs more than computing them."""
 _MIN_TEMPERATURE = 1e-10
@@ -117,8 +117,8 @@ def _draw_sorted(scores_NK: Tensor, ids_NK: Tensor, top_p: float, uniform_N: Ten
 
 def _draw_from_nucleus(scores_NV: Tensor, top_p: float, uniform_NT: Tensor) -> Tensor:
     """Draw from all words, then retry the few rows whose word is outside the nucleus (the smallest
-    set of words that reaches `top_p`). Only the last try sorts. On a GPU, sorting immediately is
-    faster than a host synchronization."""
+    set of words that reaches `top_p`). Only the last try sorts, except on a GPU, where sorting
+    immediately is faster than synchronizing with the host."""
     if uniform_NT.shape[1] == 1 or scores_NV.is_cuda:
         scores_NV, ids_NV = scores_NV.sort(dim=1, descending=True, stable=True)
         return _draw_sorted(scores_NV, ids_NV, top_p, uniform_NT[:, 0])

@@ -2,17 +2,17 @@
 
 Each process has different tokens and different rows of every table.
 
-    Input     The ids of all processes are gathered. Each process looks up the rows of its shard,
-              with zeros elsewhere; a reduce-scatter gives each process the vectors of its tokens.
-              Projections are replicated and applied afterwards, so only narrow vectors are sent.
+    Input     The ids of all processes are gathered. Each process looks up those in its shard, with
+              zeros for the others; a reduce-scatter gives each process the vectors of its tokens.
+              Projections are replicated and applied afterwards.
     Output    Hidden vectors, projected to the width of a band, are gathered. Each process computes
               log-sum-exps over its rows, and the logits of targets among them
               (`kernels.linear_nll_shard`). It sends these two numbers per token back to the token's
               process, which computes nll from them.
 
-The backward pass is the transpose. It gives each process the complete gradient of its rows over the
-tokens of all processes, so no further exchange is needed. Results equal those of one process up to
-the order of float additions.
+The backward pass is the transpose of this. It gives each process the complete gradient of its
+rows over the tokens of all processes, so no further exchange is needed. Results equal those of one
+process up to the order of float additions.
 
 Processes may have different numbers of tokens, or none. All pad to the largest number, which the
 hosts exchange without waiting for a device. Rows are split as by `torch.chunk`, so the last
@@ -23,7 +23,7 @@ For an update of T tokens over all P processes, each process sends and receives 
     2 T x F x s     bytes of looked-up vectors and their gradients
     2 T x E x s     bytes of hidden vectors and their gradients, for each band of the output
     T x (16 + 16B)  bytes of ids and targets (8 each) and, for each of the B bands of the output,
-                    two statistics, a log-sum-exp and a gradient (4 each)
+                    four numbers (4 each): two statistics, the full log-sum-exp, a gradient
 
 where s is the size of an element in the dtype of matrix products. The sum does not depend on P or
 on the number of words. (With replicated tables, each process would send about twice the size of

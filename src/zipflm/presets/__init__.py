@@ -25,9 +25,9 @@ class Dataset:
     """Properties of the presets of a dataset that are not part of their configs."""
 
     is_of_the_paper: bool = False
-    """True if cutoffs are fixed. Those of other presets are scaled with the vocabulary."""
+    """True if cutoffs are fixed, as in the paper. Otherwise they are scaled with the vocabulary."""
     is_for_a_cpu: bool = False
-    """True if the models train on a CPU in less time than it takes to compile them."""
+    """True if the models are small enough to train on a CPU, without compilation."""
     purpose: str = ""
     """The column `for` of `zipflm info`."""
 

@@ -25,7 +25,7 @@ MODERN_DECODER: dict[str, Any] = {
     "final_norm": True,
     "init": "zero-output",
 }
-"""Modern decoder settings, which need far fewer updates than the paper's."""
+"""Modern decoder settings, with which training needs far fewer updates."""
 
 _DECODER = TransformerDecoder(
     num_heads=4, dropout=0.0, attention_dropout=0.0, relu_dropout=0.0, **MODERN_DECODER
@@ -43,7 +43,7 @@ _CPU_TRAINING = TrainingConfig(
 FAMILIES = {
     # For texts of two million words and twenty epochs, which need strong regularization. It was
     # tuned on ADP-T and SM-T (docs/development/experiments.md). The head covers 84% of the tokens,
-    # head and first tail 95%.
+    # the head and the first tail together 95%.
     "wikitext-2": Family(
         vocab_size=33_280,
         bpe_vocab_size=8152,

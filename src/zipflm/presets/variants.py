@@ -1,5 +1,5 @@
-"""Named variants of the presets: rows of the paper's appendix and context table, and fairseq's
-settings. A variant is a function from a config to a config."""
+"""Named variants of the presets: rows of the paper's appendix and context table, fairseq's
+settings, and other decoders for small models. A variant is a function from a config to a config."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _sixty_four_devices(config: Config) -> Config:
 
 
 def _no_reduction(config: Config) -> Config:
-    """Use the setting of Merity et al.: all bands have width 512 and share all weights.
+    """Use the setting of Merity et al.: all bands have width 512, with all tables and
+    projections shared.
 
     The head is narrower than the decoder and must be projected. Sharing its projection as well
     gives the paper's parameter count.

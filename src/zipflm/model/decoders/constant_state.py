@@ -24,7 +24,7 @@ class ConstantStateLayer(nn.Module):
     """`layer(hidden_BTD, states) -> hidden_BTD, states`, with dropout on its input."""
 
     state_shapes: list[tuple[int, ...]]
-    """Shape of each state of one row."""
+    """Shape of each state, without the dimension of rows."""
 
 
 class ConstantStateDecoder(nn.Module):
@@ -57,7 +57,7 @@ class ConstantStateDecoder(nn.Module):
     ) -> tuple[Tensor, States]:
         """Return hidden vectors and the new state. The input of each layer is appended to
         `layer_inputs`."""
-        # As in the Transformer: rows of word tables start with norm 1.
+        # Scale as in the Transformer, because rows of word tables start with a norm of about 1.
         hidden = cast_for_matmul(embedded_BTD) * math.sqrt(self.config.dim)
         before = iter(self.start(len(hidden), hidden) if state is None else state)
         after: list[Tensor] = []

@@ -83,7 +83,7 @@ class WeightNormalized(nn.Module):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # Start with the same norm as the weights: it determines how fast the direction changes.
+        # Start with the norm of the weights. The norm determines how fast the direction changes.
         fan_in = self.direction_NMK[0].numel()
         yield "direction_NMK", initialization.normal(self._initial_gain / math.sqrt(fan_in))
         yield "gain_N", initialization.constant(self._initial_gain)
@@ -94,13 +94,13 @@ class WeightNormalized(nn.Module):
         return F.linear(windows(hidden_BSM, self.kernel), self._weight(), self.bias_N)
 
     def train(self, mode: bool = True) -> WeightNormalized:
-        # `_weight` would miss changes by fused optimizers, which do not increment the version.
+        # `_weight` would miss changes by fused optimizers, which do not increment `_version`.
         self._cached = None
         return super().train(mode)
 
     def _weight(self) -> Tensor:
-        """Return the weights [N, M * K]. They are cached during inference, because normalizing
-        takes as long as the product for a single word."""
+        """Return the weights [N, M * K]. They are cached during inference, because for a
+        single word, normalizing takes as long as the product."""
         direction, gain = self.direction_NMK, self.gain_N
         if torch.compiler.is_compiling() or direction.is_inference():
             return self._normalize()

@@ -22,9 +22,9 @@ def sinusoids(
 ) -> Tensor:
     """Return the position table [length, dim] in float32: all sines, then all cosines.
 
-    The first row is for position `start`. With a `start` of shape [B, 1], each of B sequences has a
-    separate table, [B, length, dim]. A `start` of shape [B, length] holds the position of every
-    word.
+    The first row is for word `start` of a text, at position `FIRST_POSITION + start`. With a
+    `start` of shape [B, 1], each of B sequences has a separate table, [B, length, dim]. A `start`
+    of shape [B, length] holds the index of every word.
 
     >>> sinusoids(1, 4).round(decimals=4)  # position 2: sin(2), sin(2e-4), cos(2), cos(2e-4)
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1610e-01,  1.0000e+00]])

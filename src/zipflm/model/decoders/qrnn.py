@@ -1,7 +1,7 @@
 """Quasi-recurrent layers with fo-pooling (Bradbury et al., 2017), as Merity et al. (2018) use them.
 
 One matrix product computes the gates and candidates of all words. Only the elementwise pooling is
-sequential. The state holds the cells and, with a window, the last window - 1 inputs.
+sequential. The state holds the cells and, if the window exceeds 1, the last window - 1 inputs.
 
 Shapes: B rows, T words, H width of a layer, C chunks of L words.
 """
@@ -75,7 +75,7 @@ def linear_scan(decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tenso
 
 
 class _LinearScan(torch.autograd.Function):
-    """Computes the gradient as a reverse scan, so only the result of the forward scan is saved."""
+    """Computes the gradient as a reverse scan, so no intermediate results are saved."""
 
     @staticmethod
     def forward(ctx: Any, decay_BTH: Tensor, input_BTH: Tensor, start_BH: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ class DecoderLayer(nn.Module):
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         init = self.config.init
         xavier, is_paper = initialization.xavier_uniform(), init in ("paper", "zero-output")
-        # This gain, because queries, keys and values are one 3D x D matrix in the authors' code.
+        # Queries, keys and values are one 3D x D matrix in the authors' code, hence this gain.
         joint = initialization.xavier_uniform(gain=1 / math.sqrt(2))
         out = initialization.zeros if init == "zero-output" else xavier
         weights = {"query": joint, "key": joint, "value": joint, "attention_out": out}
@@ -309,10 +309,10 @@ dropout), attention consists of several operators, which are recomputed like all
 def recomputed(
     function: Callable[..., tuple[Tensor, Tensor | None]], *inputs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call `function` and save only its inputs, the result of attention, and its outputs.
+    """Call `function` and save only its inputs, its outputs and the result of attention.
 
     The result of attention is one vector per token, while the time to recompute it grows with the
-    block. On a GPU, attention is also the only operator that draws random numbers internally
+    block length. On a GPU, attention is also the only operator that draws random numbers internally
     (dropout takes seeds as arguments), so the second pass draws none, even if it is compiled or
     recorded as a CUDA graph. On a CPU, dropout uses torch's generator, whose state is restored for
     the second pass.
