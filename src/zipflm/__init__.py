@@ -1,7 +1,7 @@
 """Language models with adaptive input and adaptive softmax layers for large vocabularies.
 
-Public names are imported on first use. `zipflm.AdaptiveEmbedding` only needs torch, and
-`zipflm --help` does not need torch.
+Public names are imported on first use. `zipflm.AdaptiveEmbedding` needs only torch, and
+`zipflm --help` does not even need torch.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def prepare(
 ) -> DataFolder:
     """Create a data folder from text, a named corpus, or sequences of integers.
 
-    `texts`, `valid`, `test` and `ids` are a file, glob or URL, or a list of them. `words` is the
-    rule for splitting raw text: whitespace, words or wikitext. `vocabulary` can be a vocabulary
+    `texts`, `valid`, `test` and `ids` are each a file, glob or URL, or a list of them. `words` is
+    the rule for splitting raw text: whitespace, words or wikitext. `vocabulary` can be a vocabulary
     file, or a run, checkpoint or data folder, whose splitting into words and sub-words is then
     used as well. With more than one process (None: one per core), call this under
     `if __name__ == "__main__":`. `report` is a progress callback. It is called with the current
@@ -164,8 +164,8 @@ def train(
     `resume=True` continues the run in `out`. `resume_if_any=True` does the same, but starts a new
     run if `out` does not have one.
 
-    After the first update, Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt. The
-    same happens if the program that reads stdout exits.
+    After the first update, Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt. With
+    a single process, the same happens if the program that reads stdout exits.
     """
     from zipflm.runs.folder import RunFolder
     from zipflm.training import distributed
@@ -323,11 +323,12 @@ def compare(
     """Train several factorizations on the same text and write a report that compares them.
 
     A factorization is a combination of input and output layers, such as `ADP-T`. The default is all
-    eight factorizations of the paper. With `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`), one
-    factorization is trained with each of these decoders instead. `grid` lists settings with values
-    to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values with the lowest loss
-    on the validation set. With `memory` (`cache:2000`), every model is also scored with that cache.
-    The result contains the study, the path of the report and the failures.
+    eight factorizations of the paper, but only `ADP-T` with `bands`, `tail_dropout` or `decoders`.
+    With `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`), every factorization is trained with
+    each of these decoders. `grid` lists settings with values to try, e.g.
+    `training.optimizer.lr=1e-3,3e-3`; every model uses the values with the lowest loss on the
+    validation set. With `memory` (`cache:2000`), every model is also scored with that cache. The
+    result contains the study, the path of the report and the failures.
     """
     from zipflm.studies.compare import compare as run_study
     from zipflm.studies.plan import Request
@@ -520,7 +521,7 @@ def tune_memory(
 ) -> TuningResult:
     """Tune the settings of memories, such as weight and temperature, on a split, and save them.
 
-    The values for a cache are saved in the run folder, the values for a store in the store.
+    The values for a cache are saved in the run folder, those for a store in the store.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.tuning import tune

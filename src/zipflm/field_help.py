@@ -121,7 +121,7 @@ def _join_or(options: Any) -> str:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstrings of all fields that have one, on one line. Includes inherited fields."""
+    """Return the docstrings of fields, including inherited ones, each joined to a single line."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):

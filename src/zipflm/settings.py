@@ -1,9 +1,10 @@
 """Read and write records (frozen dataclasses) as JSON, and apply `key=value` overrides.
 
 Fields are plain values, enums, tuples, mappings, other dataclasses, or unions of dataclasses, in
-which the key `kind` holds the name of the class. Reading is strict: an unknown, missing or wrongly
-typed field is an error that names the field. Writing does not use pydantic, which would write 4 in
-a float field as 4.0. Numbers that are not finite are written as null.
+which the key `kind` holds the name of the class unless it is the default one. Reading is strict: an
+unknown, missing or wrongly typed field is an error that names the field. Writing does not use
+pydantic, which would write 4 in a float field as 4.0. Numbers that are not finite are written as
+null.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def _to_value_error(error: ValidationError, where: str) -> ValueError:
     """Convert the most relevant of pydantic's errors to `field=value: problem`."""
-    # Prefer errors of unknown fields, because a misspelled field is also reported as missing. In a
-    # union, the deepest error belongs to the intended type.
+    # Prefer errors about unknown fields, because a misspelled field is also reported as missing. In
+    # a union, the deepest error belongs to the intended type.
     details = max(
         error.errors(include_url=False),
         key=lambda item: (item["type"] == "unexpected_keyword_argument", len(item["loc"])),
@@ -174,11 +175,11 @@ _Assignment = tuple[list[str], str]
 
 
 def override(config: T, assignments: Iterable[str]) -> T:
-    """Apply assignments such as `decoder.dim=512`. If a key is repeated, the last one wins.
+    """Apply assignments such as `decoder.dim=512`. The last assignment of a key wins.
 
     All assignments are applied together, so that fields that must match can change in one call.
     `training.optimizer=AdamW` selects another class of a union. Fields that both classes have keep
-    their values unless they had the default value.
+    their values, but a default of the old class is replaced by that of the new one.
     """
     pairs: list[_Assignment] = []
     for assignment in assignments:

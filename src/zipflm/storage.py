@@ -213,7 +213,7 @@ def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
 
 
 def finish_folder(unfinished: Path, final: Path) -> None:
-    """Flush a complete folder to disk and rename it. Files get the permissions of the umask."""
+    """Flush a complete folder to disk and rename it. The umask applies to its files."""
     mask = umask()
     for parent, _, names in os.walk(unfinished, topdown=False):
         for name in names:
@@ -262,11 +262,11 @@ def _remove_abandoned(final: Path) -> None:
 
 CHECKSUMS = "checksums.json"
 _VERIFIED = ".verified.json"
-"""Records the checksum, size, times and inode of files when they matched their checksums."""
+"""Records the checksum, size, times and inode that each file had when it was last verified."""
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> None:
-    """Write `checksums.json` for all files in a folder. `known` are those already computed."""
+    """Write `checksums.json` for all files in a folder. `known` has those already computed."""
     known = known or {}
     excluded = (CHECKSUMS, _VERIFIED)
     names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name not in excluded)

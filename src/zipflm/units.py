@@ -20,7 +20,7 @@ def perplexity(nats: float) -> float:
 
 
 NATS = {"logprob": 1.0, "bits": -math.log(2), "log10": math.log(10)}
-"""Factors that convert each score column to natural log-probability."""
+"""Factors that convert each score column to natural log-probabilities."""
 
 
 def bits(nats: float) -> float:

@@ -87,10 +87,10 @@ class Checkpoint:
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 by file name. Raises ValueError if a required file is missing."""
+        """SHA-256 by file name. Raises ValueError if a required file is not listed."""
         sums = read_checksums(self.path, _NEEDED)
         if not _shards_of(_WEIGHTS_KIND, sums):
-            read_checksums(self.path, (WEIGHTS,))  # raises if it is missing
+            read_checksums(self.path, (WEIGHTS,))  # raises if it is not listed
         return sums
 
     @property
@@ -202,7 +202,7 @@ def has_checkpoint_name(folder: Path) -> bool:
 
 
 def save(root: Path, contents: Contents) -> Checkpoint:
-    """Write a checkpoint into the folder `root`. An OSError leaves earlier checkpoints intact."""
+    """Write a checkpoint into the folder `root`. After an OSError, earlier ones are intact."""
     final = checkpoint_path(root, contents.state.update)
     try:
         with new_folder(final) as folder:

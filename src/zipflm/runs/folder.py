@@ -149,7 +149,8 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock the run for writing. Raises `storage.InUse` if another process holds the lock.
 
-        Removes unfinished files of killed processes, and the folder if it stays empty.
+        Removes unfinished files of killed processes. If the lock creates the folder and it stays
+        empty, the folder is removed at the end.
         """
         with sole_writer(self.path) as is_locked:
             if is_locked:

@@ -25,7 +25,7 @@ Part = tuple[slice, ...]
 """Part of a tensor: one slice with start and stop per dimension, or () for all of it."""
 
 Values = Callable[[str, Part], Tensor]
-"""Returns part of a parameter, by name."""
+"""Returns the given part of the parameter with this name."""
 
 
 def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
@@ -106,7 +106,7 @@ class LoadedRun:
 
 
 class UnseenWords:
-    """Assigns ids to words outside the vocabulary, which a character CNN reads by their bytes.
+    """Assigns ids to words outside the vocabulary, which a character CNN reads as bytes.
 
     The number of such words is limited to `capacity`, because requests to a server must not fill
     its memory, and CUDA graphs need the table at a fixed address. Further words become `<unk>`.
@@ -134,9 +134,9 @@ class UnseenWords:
 def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedRun:
     """Load a run: `path` is a run folder, a checkpoint folder, or the name of a bundled model.
 
-    Of a run folder, the newest or chosen checkpoint is loaded.
+    From a run folder, it loads the chosen checkpoint, by default the newest.
 
-    Raises ValueError, naming the file, if one is missing, damaged or does not match the others.
+    Raises ValueError, naming the file, if a file is missing or damaged or does not match the rest.
     """
     folder, checkpoint = locate(Path(path), choice)
     checkpoint.verify(optimizer=False)
@@ -159,7 +159,7 @@ def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedR
 
 
 def with_words(run: LoadedRun, words: Sequence[str]) -> LoadedRun:
-    """Return a run with more words in its vocabulary, for a model that reads words by their bytes.
+    """Return a run with more words in its vocabulary, for a model that reads words as bytes.
 
     The model is shared with `run`, and its table of spellings grows.
     """

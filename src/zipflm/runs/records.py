@@ -57,7 +57,8 @@ class Report:
     perplexity: float | None
     """Per word."""
     learning_rate: float
-    """Learning rate of the first parameter group, usually the matrices of the decoder layers."""
+    """Learning rate of the first parameter group: all weights with Nesterov, otherwise usually the
+    matrices of the decoder layers."""
     grad_norm: float | None
     """Gradient norm of the last update that was not skipped, before clipping."""
     tokens_per_second: float
@@ -78,8 +79,8 @@ class Report:
     compile_seconds: float = 0.0
     """Part of `seconds` spent compiling the model."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread, without compilation. Much less than `seconds` if other
-    processes used the CPU. None on a GPU or with several processes."""
+    """CPU time of the training thread, without compilation. It is much less than `seconds` if
+    other processes used the CPU. None on a GPU or with several processes."""
 
 
 @dataclass(frozen=True, kw_only=True)

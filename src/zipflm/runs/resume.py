@@ -43,7 +43,7 @@ def check(
 
 
 def require_same_config(out: Path, held: Config, requested: Config, otherwise: str) -> None:
-    """Raise ValueError for the first setting that differs. `otherwise` adds a remedy."""
+    """Raise ValueError for the first setting that differs. `otherwise` is another remedy."""
     _require_equal(out, _settings(held), _settings(requested), f", or {otherwise}")
 
 

@@ -1,9 +1,9 @@
-"""Truncated backpropagation through time: each update starts with the state of the previous one.
+"""Truncated backpropagation through time: each update starts with the state after the previous one.
 
-This is for decoders with a constant state and break mode `stream`, in which the rows of an update
-continue those of the previous one. An update has one group of rows per batch. The state of a group
-stays in the process that trains on it, and is saved with checkpoints, so a resumed run gives the
-same results as an uninterrupted one.
+This is for decoders with a state of constant size, in break mode `stream`, where the rows of an
+update continue those of the previous one. An update has one group of rows per batch. The state of a
+group stays in the process that trains on it, and is saved with checkpoints, so a resumed run gives
+the same results as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX = "carried/"
 
 
 class CarriedState:
-    """Decoder states of this process, one per batch of an update."""
+    """Decoder states, one for each batch of an update in this process."""
 
     def __init__(self, model: LanguageModel, process: Process, groups: int, rows: int) -> None:
         """An update has `groups` batches over all processes, each with `rows` rows."""
@@ -54,8 +54,8 @@ class CarriedState:
         return tensors
 
     def load(self, stored: StoredTensors) -> None:
-        """Restore the result of `tensors`. Does nothing if the shapes differ, e.g. other
-        batches."""
+        """Restore the result of `tensors`. Does nothing if the shapes differ, e.g. because the
+        batch size has changed."""
         tensors = {name: torch.zeros_like(tensor) for name, tensor in self.tensors().items()}
         if any(stored.shapes.get(name) != tuple(t.shape) for name, t in tensors.items()):
             return
@@ -69,7 +69,7 @@ class CarriedState:
 def build_carried_state(
     config: Config, model: LanguageModel, process: Process, block: int
 ) -> CarriedState | None:
-    """Return the zero state of the start of an epoch, or None if this run carries no state."""
+    """Return zero states, as at the start of an epoch, or None if this run carries no state."""
     if config.batches.break_mode != "stream" or not config.decoder.has_constant_state:
         return None
     rows = config.batches.tokens // block

@@ -1,4 +1,4 @@
-"""Save checkpoints: directly, or in the background with several processes.
+"""Save checkpoints: directly in a single process, or in the background with several processes.
 
 In the background, `torch.distributed.checkpoint` copies the state to host memory, and training
 continues while the files are written. This uses a separate process group, because training uses the
@@ -85,8 +85,8 @@ def local_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Ten
 class Saver:
     """Writes the checkpoints of a run and removes old ones.
 
-    A single process writes one file per kind of tensor and waits. Several processes write shards in
-    the background.
+    A single process pauses training to write one file of weights and one of optimizer state.
+    Several processes write shards in the background.
     """
 
     def __init__(self, run: Run, keep: int) -> None:
@@ -101,8 +101,8 @@ class Saver:
     def save(self, valid: Validation | None, required: bool) -> None:
         """Write a checkpoint, unless the last update was skipped (non-finite loss or gradient).
 
-        If writing fails, the run continues until the next checkpoint is due. If `required`, the
-        checkpoint is always written, and a failure raises OSError.
+        If writing fails, training continues, and saving is tried again when the next checkpoint is
+        due. If `required`, the checkpoint is always written, and a failure raises OSError.
         """
         run = self._run
         if (skipped := run.tally.skipped_in_a_row) and not required:
@@ -114,7 +114,7 @@ class Saver:
         with run.log.status("saving"):
             self.wait()
             if not skipped:
-                # An update after the newest checkpoint was not skipped, so its weights are good.
+                # A later update succeeded, so the weights of the newest checkpoint are good.
                 self._prune()
             state = _state(run, valid)
             if self._background is None:
@@ -126,8 +126,8 @@ class Saver:
                 self.wait(required=True)
 
     def wait(self, required: bool = False) -> None:
-        """Wait for the background save, if any. If it failed, raise OSError if it is `required`,
-        and log the error otherwise."""
+        """Wait for the background save, if any. If it failed, raise OSError if `required`, and
+        otherwise log the error."""
         if self._background is None or self._saving is None:
             return
         state, self._saving = self._saving, None

@@ -21,14 +21,14 @@ from zipflm.training.schedule import stretch_schedule
 from zipflm.training.stream import accumulation, tokens_per_batch
 
 _MAX_SHARE_OF_CONTINUED_WORDS = 0.05
-"""If a larger fraction of the words end in subword-nmt's @@, the text is already split by BPE."""
+"""If a larger fraction of the words end in subword-nmt's @@, the text counts as split by BPE."""
 
 
 def check_and_convert(
     config: Config, data: DataFolder, initial: Checkpoint | None = None
 ) -> Config:
-    """Check a config against the data and the initial weights. Convert `training.epochs`, if set,
-    to updates.
+    """Check a config against the data and the initial weights. Return it with `training.epochs`, if
+    set, converted to updates.
 
     Raises ValueError if the config does not match.
     """
@@ -90,7 +90,7 @@ def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None
 
 
 def require_weights_of(model: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Raise ValueError unless the checkpoint has weights of the names and shapes of this model."""
+    """Raise ValueError unless the stored weights have the names and shapes that the model needs."""
     stored = checkpoint.stored_weights()
     needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(needed.keys() | stored.shapes.keys()):
@@ -118,7 +118,7 @@ def epochs_to_updates(config: Config, data: DataFolder) -> Config:
         batches_per_update = training.tokens_per_update / tokens_per_batch(config, block)
         epochs_per_update += (end - start) * batches_per_update / epoch.num_batches
         start = end
-    # The small number absorbs rounding errors, which would add an update.
+    # The small number absorbs rounding errors, which could add an update.
     return stretch_schedule(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))
 
 

@@ -2,9 +2,9 @@
 
 torch stores compiled versions with the code object of a function. After eight versions it silently
 runs the function uncompiled. All models of a process share the code of their methods, so a study
-would compile only the first few. (torch 2.13 can count each call of `torch.compile` separately,
-torch 2.11 cannot.) Here every run compiles its own copy of the function, and one copy per shape if
-there are only a few shapes.
+would compile only the first few. (torch 2.13 can count versions for each call of `torch.compile`
+separately; torch 2.11 cannot.) Here every run compiles its own copy of the function, and one
+copy per shape if there are only a few shapes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _serial_numbers = itertools.count()
 class Compilation:
     """Compiles the forward of modules of the same type, and counts calls that ran uncompiled.
 
-    Validation runs uncompiled: its batches have different shapes, and compiling for them takes
-    longer than it saves.
+    Validation runs uncompiled: its batches have different shapes, and compiling for them would
+    take longer than it saves.
     """
 
     def __init__(self, modules: Iterable[nn.Module], fixed_shapes: bool) -> None:
         """With `fixed_shapes`, compile a copy of the function for each shape of the first input.
-        Otherwise torch compiles one copy for the first shape and then for dynamic shapes, which run
-        slower."""
+        Otherwise torch compiles a single copy, first for one shape and later for dynamic shapes,
+        which run slower."""
         self._fixed_shapes = fixed_shapes
         self._compiled: dict[tuple[torch.Size, ...] | None, Callable[..., Tensor]] = {}
         self.num_uncompiled = 0
@@ -90,7 +90,7 @@ def _plain_forward(module: nn.Module, *inputs: Any) -> Tensor:
 
 
 def _counted_forward(module: nn.Module, compilation: Compilation, *inputs: Any) -> Tensor:
-    # This is a constant while torch compiles the function, so compiled code does not contain it.
+    # The condition is constant while torch compiles, so compiled code does not contain this check.
     if not torch.compiler.is_compiling():
         compilation.num_uncompiled += 1
     return _plain_forward(module, *inputs)

@@ -21,8 +21,8 @@ from zipflm.training import optimizers, step
 from zipflm.training.step import Learner
 
 _WARM_UP = 3
-"""Updates with the same shapes before recording. They compile the model and create the optimizer
-state."""
+"""Number of updates with the same shapes before recording. They compile the model and create the
+optimizer state."""
 
 _MAX_MEMORY = 0.4
 """Record only if training has used less than this fraction of the GPU memory, because the graph

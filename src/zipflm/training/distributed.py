@@ -1,4 +1,4 @@
-"""Start a single process, or several that communicate over NCCL or gloo, and their collectives.
+"""Set up a single process, or several with collective operations over NCCL or gloo.
 
 DDP and FSDP are in `parallel`, which is slow to import and not needed for scoring.
 """
@@ -192,7 +192,7 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
 
 
 def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
-    """Wait for all processes. Return an id of this attempt to start, the same in all of them.
+    """Wait for all processes. Return an id of this attempt, which is the same in all of them.
 
     When torchrun restarts processes, its store still has the keys of earlier attempts. The number
     of restarts does not identify an attempt, because every machine has its own count.
@@ -227,8 +227,8 @@ def _rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
 
 
 def _delay_exit_on_sigterm() -> None:
-    """Let SIGTERM end this process with a delay. torchrun sends the signal as soon as another
-    process has failed, and this one may be about to print the reason."""
+    """Make SIGTERM end this process only after a delay. torchrun sends the signal as soon as
+    another process has failed, and this one may be about to print the reason."""
 
     def exit_later(number: int, frame: FrameType | None) -> None:
         timer = threading.Timer(_GRACE, os._exit, (128 + number,))

@@ -1,6 +1,6 @@
 """Stop all processes of a run if one of them fails.
 
-If a process fails, the others would keep waiting in a collective operation. A thread in each
+If a process failed, the others would keep waiting in a collective operation. A thread in each
 process therefore polls the store of the process group. If a process has reported a failure, or one
 on the same machine has died, all exit within seconds and one of them prints the reason. torch does
 not offer this: `monitored_barrier` is limited to gloo and blames processes that are only waiting,
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from zipflm.messages import describe_os_error, one_line
 
 _PATIENCE = 5.0
-"""Seconds to wait for other processes to report an error, or for the store to be reachable."""
+"""Seconds to wait for other processes to report an error, or for the store to become reachable."""
 _PAUSE = 0.2
 """Seconds between polls of the store."""
 _RESUME = "add --resume to continue from the newest checkpoint"
@@ -54,7 +54,7 @@ class Group:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def agree(self, problem: str) -> str:
-        """Return the problem that any process reports, or an empty string if no process has one.
+        """Return the problem that one or more processes report, or an empty string if none does.
 
         All processes must call this, and all receive the same result. Ends all processes if they
         report different problems, or if one has a problem and another does not call this in time.

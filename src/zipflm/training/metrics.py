@@ -29,9 +29,9 @@ from zipflm.training.step import Learner, UpdateResult
 
 @dataclass
 class Tally:
-    """Counters of a run, saved with checkpoints except `should_stop`.
+    """Counters of a run. All except `should_stop` are saved with checkpoints.
 
-    Only training time counts: call `pause` before validating or saving and `resume` after it.
+    Only training time counts: call `pause` before validating or saving and `resume` afterwards.
     """
 
     update: int = 0
@@ -39,7 +39,7 @@ class Tally:
     seconds: float = 0.0
     """Training time."""
     compile_seconds: float = 0.0
-    """Part of `seconds` in updates that compiled the model."""
+    """Part of `seconds` spent in updates that compiled the model."""
     cpu_seconds: float | None = None
     """CPU time of this thread, without compilation; None if not measured. Other threads are
     excluded, because OpenMP threads can use CPU time while they wait."""
@@ -100,7 +100,7 @@ class Tally:
 
 
 class Log:
-    """Writes `log.jsonl`, prints lines and draws the progress bar."""
+    """Writes `log.jsonl` and TensorBoard events, prints lines and draws the progress bar."""
 
     def __init__(
         self, run: RunFolder, max_updates: int, is_silent: bool = False, tensorboard: bool = False

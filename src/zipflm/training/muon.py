@@ -2,10 +2,10 @@
 
 `torch.optim.Muon` works on one matrix at a time. With six or more matrices per layer, launching
 hundreds of small operations takes longer than the GPU needs to run them. Here matrices of the same
-shape are stacked for the Newton-Schulz iteration, unless they are sharded. Results agree up to
-rounding.
+shape are stacked for the Newton-Schulz iteration, unless they are sharded. The results agree
+with torch's up to rounding.
 
-Shapes: L matrices of one shape, M rows, N columns.
+Shapes: L matrices with M rows and N columns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from zipflm.training.parallel import like_shard, local_shard, local_slices
 
 
 class StackedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` with the two attributes of the fused optimizers of torch, scalar tensors
-    on the device."""
+    """`torch.optim.Muon` with the two attributes of torch's fused optimizers, which are scalar
+    tensors on the device."""
 
     found_inf: Tensor | None = None
     """If this is 1, the step is skipped."""
@@ -64,7 +64,7 @@ class StackedMuon(torch.optim.Muon):
         """Update a sharded matrix.
 
         Only the iteration needs the full matrix. Every process gathers it, which takes less time
-        than exchanging parts for each product and rounds as in a single process.
+        than exchanging parts for each product, and rounding is the same as in a single process.
         """
         lr, shard = group["lr"], local_shard(p)
         buffer, gradient = (local_shard(x) for x in (self._buffer(p), _gradient(p)))
@@ -90,7 +90,7 @@ class StackedMuon(torch.optim.Muon):
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if self.found_inf is not None:
-            # To skip the update, use the buffer as the gradient, which leaves it unchanged.
+            # To skip the update, use the buffer as the gradient, which leaves the buffer unchanged.
             gradient = torch.where(self.found_inf != 0, buffer, gradient)
         buffer.lerp_(gradient, 1 - momentum)
         return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer

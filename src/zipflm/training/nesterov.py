@@ -29,7 +29,7 @@ from zipflm.training.parallel import local_shard
 class NesterovMomentum(torch.optim.Optimizer):
     """Nesterov momentum that never waits for the device.
 
-    It has the two attributes of the fused optimizers of torch, scalar tensors on the device:
+    It has the two attributes of torch's fused optimizers, which are scalar tensors on the device:
     gradients are divided by `grad_scale`, and if `found_inf` is 1, neither weights nor momentum
     change.
     """

@@ -162,7 +162,7 @@ def _step_sparse(optimizer: SparseAdam, divisor: Tensor, bad: Tensor) -> None:
 
 
 def state_tensors(optimizers: Sequence[Optimizer], model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of all optimizers as `parameter name/state name`, sharded like the weights.
+    """Return optimizer states by `parameter name/state name`. They are sharded like the weights.
 
     The tensors are not copied: save them before the next update.
     """

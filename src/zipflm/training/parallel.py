@@ -95,8 +95,8 @@ def should_shard(process: Process, parallel: Parallel) -> bool:
 
 
 def shard_tables_if_configured(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
-    """Shard the tables over the processes with `tables="sharded"`. Return the names of the sharded
-    ones."""
+    """Shard the tables over several processes if `tables` is "sharded". Return the names of the
+    sharded tables."""
     if process.world_size == 1 or tables == "replicated":
         return []
     return shard_tables(model, TableShards(_mesh(process)))
@@ -151,8 +151,8 @@ def _shard(
     policy: MixedPrecisionPolicy,
     tables: set[nn.Parameter],
 ) -> None:
-    """Shard every layer of the decoder, the tables unless they are already sharded, and then the
-    rest, each as its own unit."""
+    """Shard the layers of the decoder, the input and output layers (unless their tables are already
+    sharded) and then the rest, as separate FSDP units."""
     mesh = _mesh(process)
     # FSDP rejects empty weights, such as the clusters of a softmax without tails.
     empty = {param for param in model.parameters() if not param.numel()}

@@ -16,7 +16,7 @@ _MAX_FINAL_LR = 0.2
 
 
 def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> float:
-    """Return the factor on the base learning rate of every group after `update` updates.
+    """Return the factor for the base learning rate of every group after `update` updates.
 
     Nesterov's base learning rate is 1, so for it the factor is the learning rate.
 
@@ -31,7 +31,7 @@ def learning_rate(schedule: ScheduleConfig, update: int, max_updates: int) -> fl
 
 
 def stretch_schedule(config: Config, max_updates: int) -> Config:
-    """Set `max_updates`, stretch the schedule to it, and clear `epochs`."""
+    """Return the config with these `max_updates`, a schedule stretched to them, and no `epochs`."""
     training = config.training
     ratio = max_updates / training.max_updates
     schedule = training.schedule

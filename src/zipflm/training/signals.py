@@ -39,7 +39,7 @@ class StopSignal:
         return self
 
     def arm(self) -> None:
-        """Install the handlers. Does nothing in other threads than the main one."""
+        """Install the handlers. Does nothing in threads other than the main one."""
         is_main = threading.current_thread() is threading.main_thread()
         if not self._previous_handlers and is_main:  # only the main thread can set handlers
             self._previous_handlers = {

@@ -201,7 +201,7 @@ def build_learner(
 def update(learner: Learner, batches: Sequence[Batch], stop: bool | Tensor = False) -> Tensor:
     """Run one update on its micro-batches. Return an `UpdateResult` as a tensor on the device.
 
-    `stop` requests all processes to stop. It can be a tensor [1] on the device.
+    `stop` asks all processes to stop. It can be a tensor [1] on the device.
     """
     device = learner.process.device
     sums = torch.zeros(3, dtype=dtype_of_sums(device), device=device)

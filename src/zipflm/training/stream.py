@@ -1,8 +1,8 @@
 """The endless stream of training batches, with a position that can be saved.
 
-The batches of all epochs form one sequence, and the processes take turns. An update therefore has
-the same batches for any number of processes, even across the end of an epoch. When the block length
-changes, training continues after about the same fraction of the epoch.
+The batches of all epochs form one sequence, from which the processes take batches in turn. An
+update therefore has the same batches for any number of processes, even across the end of an epoch.
+When the block length changes, training continues from about the same point of the epoch.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def accumulation(config: Config, process: Process, block: int | None = None) -> 
 
 
 def tokens_per_batch(config: Config, block: int) -> int:
-    """Return the number of tokens in a batch: `batches.tokens`, rounded down to full blocks if all
-    blocks have the same length."""
+    """Return the maximum number of tokens in a batch: `batches.tokens`, rounded down to full blocks
+    if all blocks have the same length."""
     tokens = config.batches.tokens
     return tokens // block * block if config.batches.blocks.has_one_length else tokens
 

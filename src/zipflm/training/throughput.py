@@ -25,7 +25,7 @@ _SHARE_OF_PEAK = 0.25
 """FLOP/s of training relative to a matrix product. A rough estimate: models of `tiny` and `demo`
 reached 0.08 to 0.24 with one thread on a busy machine."""
 _SIDE = 1024
-"""Rows and columns of the matrices in the speed test. A GPU needs matrices 8 times as large."""
+"""Rows and columns of the matrices in the speed test on a CPU. A GPU uses 8 times as many."""
 
 
 def device_name(device: torch.device) -> str:
@@ -82,8 +82,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def flops_left(config: Config, counts: NDArray[np.int64], done: int = 0) -> float:
-    """Return the FLOPs of the remaining updates at the final block length. `counts` [V] is the
-    frequency of each id."""
+    """Return the FLOPs of the remaining updates, as if all had the final block length. `counts` [V]
+    is the frequency of each id."""
     training = config.training
     left = max(training.max_updates - done, 0) * training.tokens_per_update
     return left * flops_per_token(config, counts, config.batches.block)
@@ -128,7 +128,7 @@ def _matmul_speed(side: int, device: torch.device, dtype: torch.dtype) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a rounded duration.
+    """Round and format a duration.
 
     >>> [format_duration(seconds) for seconds in (7, 70, 400, 6_000, 400_000, 4e6)]
     ['10 seconds', '1 minute', '7 minutes', '1.7 hours', '110 hours', '46 days']

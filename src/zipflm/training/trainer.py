@@ -51,8 +51,8 @@ def train(
 ) -> bool:
     """Train a run in the folder `out`. Return True if it is complete.
 
-    Returns False if a signal stopped the run early, or the program that read its output exited. The
-    run is then saved and can be resumed.
+    Returns False if the run was stopped early by a signal or, with a single process, because the
+    program that reads its output exited. The run is then saved and can be resumed.
 
     With `resume`, the run continues from its newest valid checkpoint, or starts if it has none;
     `other_text` allows a different training text. The newest `keep` checkpoints (0: all) and the

@@ -67,7 +67,7 @@ def sample_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tok
     """Return about this share of the words, in stretches spread evenly over the text, or `tokens`
     itself if that is everything.
 
-    The words are the same for word and sub-word models. `ends_word` [V] marks the ids that end one.
+    The words are the same for word and sub-word models. `ends_word` [V] marks ids that end a word.
     """
     ends = np.flatnonzero(ends_word[np.asarray(tokens.ids)]) + 1
     length = math.ceil(share * len(ends) / _STRETCHES)
@@ -114,8 +114,7 @@ def _score(run: Run, tokens: Tokens) -> Sums:
         world_size=process.world_size,
     )
     ends_word = torch.from_numpy(run.data.ends_word) if run.config.batches.unit == "bpe" else None
-    # FSDP gathers weights in the forward of the scorer. Otherwise the plain model avoids compiling
-    # for shapes that do not occur in training.
+    # FSDP gathers weights in the forward of the scorer. Otherwise the model is called directly.
     sharded = parallel.is_sharded(learner.scorer)
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
