@@ -85,7 +85,7 @@ def test_fairseq_overwrite_entries(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a 3\nb 2\na 1\n", r"line 3: 'a' is already in line 1"),
+        ("a 3\nb 2\na 1\n", r"line 3: 'a' is already on line 1"),
         ("<unk> 3\n", r"line 1: '<unk>' is already a special token"),
         ("a 2\nb 3\n", r"line 2: count 3 of 'b' is higher than the previous count 2"),
         ("a\n", r"line 1: 'a' is not a word"),

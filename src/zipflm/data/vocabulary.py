@@ -72,7 +72,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | PathLike[str], data: bytes | None = None) -> Vocabulary:
-        """Read `word count` lines, without the special tokens, from `path` or from its `data`.
+        """Read `word count` lines, without the special tokens, from `path`, or from `data` if the
+        file's contents are given.
 
         Raises ValueError, naming the line, for malformed, duplicate or unsorted entries.
         """
@@ -83,14 +84,14 @@ class Vocabulary:
             lines = (Path(path).read_bytes() if data is None else data).decode().split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path}: not UTF-8 at byte {error.start}; use a vocabulary file"
+                f"{path}: not UTF-8 at byte {error.start}; expected a vocabulary file in UTF-8"
             ) from None
         if lines[-1] == "":
             lines.pop()
         for line_number, line in enumerate(lines, start=1):
             word, count, overwrites = _parse(path, line_number, line)
             if word in lines_of and not overwrites:
-                where = f"in line {lines_of[word]}" if lines_of[word] else "a special token"
+                where = f"on line {lines_of[word]}" if lines_of[word] else "a special token"
                 raise ValueError(f"{path}: line {line_number}: {word!r} is already {where}")
             if line_number > 1 and count > counts[-1]:
                 raise ValueError(
@@ -102,7 +103,7 @@ class Vocabulary:
             words.append(word)
             counts.append(count)
         if len(words) == len(SPECIALS):
-            raise ValueError(f"{path}: contains no words; expected lines of a word and its count")
+            raise ValueError(f"{path}: contains no words; expected a word and a count per line")
         return cls(words, counts)
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -2,8 +2,8 @@
 
 To avoid device synchronization, `AdaptiveEmbedding` looks up every word in every band, with a mask.
 
-Shapes: ... any leading dimensions, D model width, V words, E width of one band, C bytes of a word,
-N flattened words, U unique words of a batch, F convolution features.
+Shapes: B texts, T tokens, D model width, V words, C bytes of a word, E width of a byte vector, N
+flattened words, U unique words of a batch, F convolution features.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def _lookup_sparse(
     """Look up rows with a sparse gradient. Rows are 0 where `is_inside` is False.
 
     The gradient has one entry per index, because selecting a subset would synchronize with the
-    device. Indices outside the table, and padding, add 0 to the row of another word of the batch,
-    so that no other rows are touched.
+    device. Indices outside the table, and padding, add 0 to the row of another word of the batch
+    (row 0 if there is none), so that no other rows are touched.
     """
     has_grad = torch.ones_like(indices, dtype=torch.bool) if is_inside is None else is_inside
     is_padding = None if padding_idx is None else indices == padding_idx
@@ -207,7 +207,7 @@ class UniqueTokens(NamedTuple):
 class CharacterEmbedding(nn.Module):
     """A convolution over the bytes of a word, max-pooled, then highway layers and a projection.
 
-    As in the published code, every word is padded to the same number of bytes, the maximum includes
+    As in the published code, every word is padded to the same number of bytes, max-pooling includes
     windows of padding, `</s>` and `<unk>` have learned vectors, and the vector of `<pad>` is zero.
     """
 

@@ -247,7 +247,7 @@ def apply_gradients(learner: Learner, sums: Tensor, stop: bool | Tensor = False)
     `sums` [3] is the sum of the results of `sums_of` over the micro-batches of this process.
     """
     if not isinstance(stop, Tensor):
-        # Filling does not wait for the device, unlike copying a new tensor.
+        # Filling a tensor on the device does not wait for it, unlike copying one from the host.
         stop = torch.full_like(sums[:1], float(stop))
     totals = torch.cat([sums, stop])
     nll, tokens, words, stops = learner.process.all_reduce(totals)
