@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Evaluate the model that runs/wikipedia-track.sh trained with a cache and with nearest neighbors.
+# Evaluate a model of runs/wikipedia-track.sh with a cache and with nearest neighbors.
 #
-#   runs/wikipedia-memory.sh TEXT_FOLDER OUT [KEYS]
+#   runs/wikipedia-memory.sh RUN TEXT_FOLDER DATA OUT [KEYS]
 #
-# TEXT_FOLDER and OUT are those of runs/wikipedia-track.sh. KEYS is the size of the store, 16M by
-# default (33 GB). Memories are tuned on the first half of the validation set and evaluated on
-# the second half and on the test set.
+# TEXT_FOLDER is that of runs/wikipedia-data.sh, DATA the data folder of the run. KEYS is the size of
+# the store, 16M by default (33 GB). Memories are tuned on the first half of the validation set and
+# evaluated on the second half and on the test set.
 set -euo pipefail
-text=$1 out=$2 keys=${3:-16M}
+run=$1 text=$2 data=$3 out=$4 keys=${5:-16M}
 
 # 1. Cut the validation set into two halves, at the article that starts closest to the middle.
 mkdir -p "$out/halves"
@@ -28,19 +28,19 @@ head -n 1000 "$text/wiki.valid.tokens" > "$out/halves/unused.tokens"  # a data f
     --test "$out/halves/second.tokens" --out "$out/halves/data"
 
 evaluate() {  # on the second half and on the test set; arguments: --memory options
-    for data in "$out/halves/data" "$out/data"; do
-        zipflm evaluate "$out/run" --data "$data" --split test --block 512 --break none "$@"
+    for folder in "$out/halves/data" "$data"; do
+        zipflm evaluate "$run" --data "$folder" --split test --block 512 --break none "$@"
     done
 }
 
 # 2. Evaluate without a memory, and with a cache alone.
-zipflm memory tune "$out/run" --data "$out/halves/data" --block 512 --context 0
+zipflm memory tune "$run" --data "$out/halves/data" --block 512 --context 0
 evaluate
 evaluate --memory cache
 
 # 3. Nearest neighbors in the training text, then a cache on top.
-[ -e "$out/store/memory.json" ] || zipflm memory build "$out/run" --data "$out/data" \
+[ -e "$out/store/memory.json" ] || zipflm memory build "$run" --data "$data" \
     --out "$out/store" --max-keys "$keys" --no-index
-zipflm memory tune "$out/run" --data "$out/halves/data" --block 512 --context 0 \
+zipflm memory tune "$run" --data "$out/halves/data" --block 512 --context 0 \
     --memory "$out/store" --memory cache
 evaluate --memory "$out/store" --memory cache

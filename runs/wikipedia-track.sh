@@ -1,32 +1,43 @@
 #!/usr/bin/env bash
-# Train ADP-T in about three minutes on one GPU, from text to perplexity.
+# Train ADP-T for three or nine minutes on one GPU and evaluate it.
 #
-#   runs/wikipedia-track.sh TEXT_FOLDER OUT [key=value ...]
+#   runs/wikipedia-track.sh RECIPE DATA OUT [key=value ...]
 #
-# TEXT_FOLDER contains the training text (*.tokens, one paragraph per line, extracted from Wikipedia),
-# wiki.valid.tokens and wiki.test.tokens of WikiText-103, and its dictionary as dict.txt.
+# RECIPE is one of
+#   modern       8 layers, three minutes
+#   modern-long  12 layers, nine minutes
+#   adamw        the paper's model with 8 layers and without dropout, with AdamW, three minutes
+#   paper        the same with the paper's dropout, optimizer and schedule
+# DATA is one of the folders that runs/wikipedia-data.sh wrote. Writes the run folder OUT and the
+# results OUT/valid.json and OUT/test.json.
 set -euo pipefail
-text=$1 out=$2
-shift 2
+recipe=$1 data=$2 out=$3
+shift 3
 
-# 1. Format the training text like WikiText, then turn words into ids with its dictionary (267,744
-#    ids).
-mkdir -p "$out/text"
-for file in $(ls "$text"/*.tokens | grep -v -E 'wiki\.(valid|test)'); do
-    python "$(dirname "$0")/wikitext_format.py" "$text/dict.txt" "$file" "$out/text/$(basename "$file")" &
-done
-wait
-zipflm prepare "$out"/text/*.tokens --vocabulary "$text/dict.txt" \
-    --valid "$text/wiki.valid.tokens" --test "$text/wiki.test.tokens" --out "$out/data"
+no_dropout="decoder.dropout=0 decoder.attention_dropout=0 decoder.relu_dropout=0 output.tail_dropout=0"
+case $recipe in
+    modern)
+        settings="--recipe modern $no_dropout training.stages= training.max_updates=2950" ;;
+    modern-long)
+        settings="--recipe modern decoder.num_layers=12 decoder.dropout=0.1 output.tail_dropout=0.1
+            training.optimizer.matrix_lr=2.5e-3 training.stages= training.max_updates=5400" ;;
+    adamw)
+        settings="$no_dropout training.optimizer=AdamW training.schedule=WarmupDecay
+            training.clip_norm=1 training.max_updates=3400" ;;
+    paper)
+        settings="training.max_updates=3250" ;;
+    *)
+        echo "unknown recipe $recipe; use modern, modern-long, adamw or paper" >&2
+        exit 2 ;;
+esac
 
-# 2. Train: 2,950 updates of 32,768 tokens. Little more than one pass over the text
-#    needs no dropout.
-zipflm train wikitext-103/ADP-T --recipe modern --data "$out/data" --out "$out/run" \
-    decoder.num_layers=8 decoder.num_heads=8 decoder.dropout=0 output.tail_dropout=0 \
-    batches.tokens=32768 training.tokens_per_update=32768 training.max_updates=2950 \
-    batches.eval_break_mode=none training.stages= "$@"
+zipflm train wikitext-103/ADP-T --data "$data" --out "$out" decoder.num_layers=8 decoder.num_heads=8 \
+    batches.tokens=32768 training.tokens_per_update=32768 batches.eval_break_mode=none \
+    training.dtype=bfloat16 training.compile=true training.validate_every=250 \
+    training.checkpoint_every=0 $settings "$@"
 
-# 3. Score the validation and test sets in blocks of 512 without context.
+# Score the validation and test sets in blocks of 512 without context.
 for split in valid test; do
-    zipflm evaluate "$out/run" --data "$out/data" --split "$split" --block 512 --break none
+    zipflm evaluate "$out" --data "$data" --split "$split" --block 512 --break none --json \
+        > "$out/$split.json"
 done

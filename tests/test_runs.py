@@ -1,6 +1,7 @@
 """The whole pipelines under runs/, at toy size."""
 
 import importlib.util
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from shell_blocks import Block, run_blocks
 import zipflm
 
 ROOT = Path(__file__).parents[1]
+SPLITS = ("valid", "test")
 TOY = """
     decoder.num_layers=1 decoder.dim=32 decoder.ffn_dim=64 input.dim=32 output.dim=32
     input.cutoffs=30,100 output.cutoffs=30,100 batches.block=32 batches.eval_block=32
@@ -20,33 +22,40 @@ TOY = """
 """.split()
 
 
-def run(script: str, place: Path, train_name: str, *options: str) -> str:
-    """What the script prints, on a small text."""
-    text = place / "text"
-    text.mkdir()
+def write_text(folder: Path, train_name: str) -> Path:
+    """Write a small text and its dictionary under the names of WikiText."""
+    folder.mkdir()
     for ours, theirs in {
         "train.txt": train_name,
         "valid.txt": "wiki.valid.tokens",
         "test.txt": "wiki.test.tokens",
     }.items():
-        shutil.copy(GOLDEN / "data" / "text" / ours, text / theirs)
-    shutil.copy(GOLDEN / "data" / "dict.txt", text)
-    words = ["bash", ROOT / "runs" / script, text, place / "out", *TOY, *options]
-    (said,) = run_blocks([Block("bash", shlex.join(map(str, words)))], place)
-    return said
+        shutil.copy(GOLDEN / "data" / "text" / ours, folder / theirs)
+    shutil.copy(GOLDEN / "data" / "dict.txt", folder)
+    return folder
+
+
+def run(script: str, folder: Path, *arguments: str | Path) -> str:
+    words = ["bash", ROOT / "runs" / script, *arguments]
+    (printed,) = run_blocks([Block("bash", shlex.join(map(str, words)))], folder)
+    return printed
 
 
 @pytest.mark.slow
-def test_the_wikipedia_track_runs_from_text_to_perplexity(tmp_path):
-    said = run("wikipedia-track.sh", tmp_path, "part0.tokens")
-    assert said.count("perplexity  ") == 2  # valid and test
+@pytest.mark.parametrize("recipe, text", [("modern", "rewritten"), ("adamw", "original")])
+def test_wikipedia_track_runs_from_text_to_perplexity(tmp_path, recipe, text):
+    run("wikipedia-data.sh", tmp_path, write_text(tmp_path / "text", "part0.tokens"), "data")
+    run("wikipedia-track.sh", tmp_path, recipe, f"data/{text}", "run", *TOY)
+    results = [json.loads((tmp_path / "run" / f"{split}.json").read_text()) for split in SPLITS]
+    assert [result["split"] for result in results] == list(SPLITS)
 
 
 @pytest.mark.slow
 def test_wikitext_2_runs_from_text_to_report(tmp_path):
+    text = write_text(tmp_path / "text", "wiki.train.tokens")
     some = ("--factorizations", "BPE,ADP-T", "decoder.num_heads=2")
-    said = run("wikitext-2.sh", tmp_path, "wiki.train.tokens", *some)
-    assert f"report: {tmp_path}/out/study/report.html" in said
+    printed = run("wikitext-2.sh", tmp_path, text, "out", *TOY, *some)
+    assert "report: out/study/report.html" in printed
 
 
 @pytest.mark.slow

@@ -78,10 +78,11 @@ def test_non_finite_values_leave_gaps(drawn, tmp_path):
     assert lines == {"run, train": [[5.0, pytest.approx(E2)]], "run, valid": [[5.0, 20.0]]}
 
 
-def test_plots_against_seconds(drawn, tmp_path):
-    run = write(tmp_path / "run", report(5, 1.0, 2.0), validation(12, 3.5, 19.0))
+def test_plots_against_seconds_without_compilation(drawn, tmp_path):
+    first = replace(report(5, 1.0, 2.0), compile_seconds=0.75)
+    run = write(tmp_path / "run", first, validation(12, 3.5, 19.0))
     lines, _ = drawn(run, x="seconds")
-    assert lines == {"run, train": [[1.0, pytest.approx(E2)]], "run, valid 19.0": [[3.5, 19.0]]}
+    assert lines == {"run, train": [[0.25, pytest.approx(E2)]], "run, valid 19.0": [[2.75, 19.0]]}
 
 
 def test_runs_with_equal_names_are_labeled_by_path(drawn, tmp_path):

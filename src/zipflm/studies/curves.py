@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from zipflm.runs.folder import RunFolder, curve_of
 from zipflm.runs.records import LogLine, Report, Validation
 
-X_AXES = {"update": "updates", "seconds": "seconds of training"}
+X_AXES = {"update": "updates", "seconds": "seconds of training, without compilation"}
 
 
 def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
@@ -26,6 +27,9 @@ def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
     for i, (name, lines) in enumerate(logs.items()):
         _draw(axes, name, lines, x, f"C{i % 10}")
     axes.set(xlabel=X_AXES[x], ylabel="perplexity per word", yscale="log")
+    validations = [v.perplexity for lines in logs.values() for v in curve_of(lines) if v.perplexity]
+    if validations:  # hide the steep start of the training curves
+        axes.set_ylim(top=2 * max(validations))
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +45,17 @@ def _read(run: Path) -> list[LogLine]:
     folder = RunFolder(run)
     if not folder.log_path.is_file():
         raise ValueError(f"{run}: not a run folder (no {folder.log_path.name})")
-    return folder.log()
+    return _without_compilation(folder.log())
+
+
+def _without_compilation(lines: Sequence[LogLine]) -> list[LogLine]:
+    """Subtract the time spent compiling from the training time of each line."""
+    compile_seconds, trained = 0.0, []
+    for line in lines:
+        if isinstance(line, Report):
+            compile_seconds = line.compile_seconds
+        trained.append(replace(line, seconds=line.seconds - compile_seconds))
+    return trained
 
 
 def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -> None:
