@@ -138,7 +138,7 @@ def chart_data(study: Study) -> dict[str, Any]:
 
 
 def _model(row: ModelRow, study: Study, style: Style) -> dict[str, Any]:
-    interval = study.headline_interval(row)
+    interval = study.intervals.get(row.label)
     return {
         "label": row.label,
         "params": row.num_params,
@@ -252,7 +252,10 @@ def to_json(study: Study) -> dict[str, Any]:
             "count": len(study.blocks),
             "correlation": study.blocks.correlation,
         },
-        "differences": study.differences,
+        "differences": [
+            {"label": label, "other": other, "nats": interval}
+            for (label, other), interval in study.differences.items()
+        ],
         "paper_findings": paper_findings(study),
         "tried": study.tried,
     }
