@@ -32,7 +32,7 @@ def test_seed_without_result_is_ignored():
     lost = replace(example.member("SM", 2, problem="diverged"), compiled=False)
     members = [replace(example.member("SM", 1), compiled=True), lost]
     study = example.study_of(*members)
-    assert study.rows[0].compiled is True and study.rows[0].problem == "seed 2: diverged"
+    assert not study.rows[0].ran_uncompiled and study.rows[0].problem == "seed 2: diverged"
 
 
 def test_curve_has_the_updates_of_all_seeds():

@@ -170,7 +170,7 @@ def choose_settings(
 ) -> tuple[list[Plan], list[Tried]]:
     """Return the plans with the best setting of every label, and all settings that were tried.
 
-    `problems` maps the paths of failed runs to error messages.
+    `problems` maps the path of every run that was tried to its error message, or "".
     """
     tries = first_seeds(plans)
     scores = {plan.run.path: _valid_perplexity(plan) for plan in tries}

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
@@ -38,12 +39,12 @@ from zipflm.studies.members import (
     score_once,
 )
 from zipflm.studies.plan import (
+    RESULT_NEUTRAL,
     Plan,
     Request,
     first_seeds,
     make_plans,
     open_words,
-    with_monitoring_of,
     with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
@@ -62,6 +63,8 @@ Train = Callable[[Config, DataFolder, Path], bool]
 """Trains or resumes a run. Returns False if a signal stopped it."""
 Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
 """Scores splits of a data folder with a run's newest checkpoint. Called in every process."""
+
+T = TypeVar("T")
 
 FULL_DISK_REMEDY = "free some space and run the same command again"
 
@@ -86,15 +89,15 @@ class Runner:
         """True after a signal. The remaining plans are not trained."""
 
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
-        """Train plans without scoring. Returns the error messages of failed runs by path."""
+        """Train plans without scoring. Returns the problem of every run, "" on success, by path."""
         problems: dict[Path, str] = {}
         with self._display(plans) as display:
             for plan in plans:
                 if self.stopped:
                     break
-                if problem := self._try(plan, partial(self._train_rest, plan, display)):
-                    problems[plan.run.path] = problem
+                _, problem = self._try(plan, partial(self._train_rest, plan, display))
                 display.set_stage(plan, self._final_stage(problem, "trained"))
+                problems[plan.run.path] = problem
         return problems
 
     def train_and_score(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
@@ -102,48 +105,50 @@ class Runner:
         with self._display([plan for plan in plans if not plan.memory]) as display:
             return [self._train_and_score(plan, splits, display) for plan in plans]
 
+    def _train_and_score(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
+        make = partial(make_member, plan, self._words, splits[-1])
+        if self.stopped:
+            display.set_stage(plan, "not trained")
+            return make(scored=None, problem="not trained: the study was interrupted")
+
+        def score() -> StudyMember | None:
+            display.set_stage(plan, "scoring")
+            options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
+            scored = self._score(plan.run.path, plan.data, splits, options)
+            if not self._process.is_first:  # only the first process writes the report
+                return None
+            if self._should_measure_streaming:
+                measure_streaming(plan, scored)
+            return make(scored=scored)
+
+        member = None
+        _, problem = self._try(plan, partial(self._train_rest, plan, display))
+        if not problem:
+            member, problem = self._try(plan, score)
+        display.set_stage(plan, self._final_stage(problem, "done"))
+        return member or make(scored=None, problem=problem)
+
     def _display(self, plans: Sequence[Plan]) -> AbstractContextManager[Display]:
         return Display(plans, sys.stdout, is_silent=not self._process.is_first).show()
 
     def _final_stage(self, problem: str, otherwise: str) -> str:
         return "stopped" if self.stopped else "failed" if problem else otherwise
 
-    def _train_and_score(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
-        make = partial(make_member, plan, self._words, splits[-1])
-        if self.stopped:
-            display.set_stage(plan, "not trained")
-            return make(scored=None, problem="not trained: the study was interrupted")
-        finished: list[StudyMember] = []
-
-        def score() -> str:
-            display.set_stage(plan, "scoring")
-            options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
-            scored = self._score(plan.run.path, plan.data, splits, options)
-            if self._process.is_first:  # the process that writes the report
-                if self._should_measure_streaming:
-                    measure_streaming(plan, scored)
-                finished.append(make(scored=scored))
-            return ""
-
-        problem = self._try(plan, partial(self._train_rest, plan, display))
-        problem = problem or self._try(plan, score)
-        display.set_stage(plan, self._final_stage(problem, "done"))
-        return finished[0] if finished else make(scored=None, problem=problem)
-
-    def _try(self, plan: Plan, work: Callable[[], str]) -> str:
-        """Call `work`. Return the problem it reports or the error it raises ("" on success), the
-        same in all processes."""
+    def _try(self, plan: Plan, work: Callable[[], T]) -> tuple[T | None, str]:
+        """Call `work`. Return its result and the error it raises ("" on success), which is the same
+        in all processes."""
+        result, problem = None, ""
         try:
             with report_full_disk(plan.run.path, FULL_DISK_REMEDY):
-                problem = work()
+                result = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = describe_error(error)
-        return self._process.agree(problem)
+        return result, self._process.agree(problem)
 
-    def _train_rest(self, plan: Plan, display: Display) -> str:
-        """Train the remaining updates. Returns the reason if the member did not finish, else ""."""
+    def _train_rest(self, plan: Plan, display: Display) -> None:
+        """Train the remaining updates. Raises ValueError if a signal stopped the training."""
         if self._is_trained(plan):
-            return ""
+            return
         display.set_stage(plan, "training")
         folder = plan.run.path
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,9 +157,9 @@ class Runner:
         reset_peak_memory(self._process.device)
         output = folder / f"output-{self._process.rank}.txt"
         with output.open("a", encoding="utf-8") as file, redirect_stdout(file):
-            complete = self._train(plan.config, plan.data, folder)
-        self.stopped = not complete
-        return "" if complete else "interrupted; run the same command again to continue"
+            self.stopped = not self._train(plan.config, plan.data, folder)
+        if self.stopped:
+            raise ValueError("interrupted; run the same command again to continue")
 
     def _is_trained(self, plan: Plan) -> bool:
         resume.check(plan.run, plan.config, plan.data, resume=True)
@@ -313,10 +318,10 @@ def _with_equal_time(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]
     if runner.stopped:
         return plans
     for plan in short:
-        if plan.run.path in problems:
+        if problem := problems[plan.run.path]:
             raise ValueError(
-                f"equal=seconds: the timing run of {plan.label} failed "
-                f"({problems[plan.run.path]}); leave this model out"
+                f"equal=seconds: the timing run of {plan.label} failed ({problem}); leave this "
+                "model out"
             )
     return with_same_seconds(plans, {p.label: seconds_per_update(p.run.log()) for p in short})
 
@@ -334,9 +339,13 @@ def check_plan(plan: Plan, process: Process, *, check_folder: bool = True) -> No
         if check_folder:
             resume.check(plan.run, plan.config, plan.data, resume=True)
         if check_folder and plan.run.holds_a_run:
-            held = with_monitoring_of(plan.run.config(), plan.config)
-            remedy = "choose another folder for a different study"
-            resume.require_same_config(plan.run.path, held, plan.config, remedy)
+            resume.require_same_config(
+                plan.run.path,
+                plan.run.config(),
+                plan.config,
+                ignored=RESULT_NEUTRAL,
+                otherwise="choose another folder for a different study",
+            )
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
 

@@ -22,7 +22,7 @@ from zipflm.evaluation.progress import on_progress
 from zipflm.messages import one_line
 from zipflm.runs.records import LogLine, Report, Validation
 from zipflm.studies.plan import Plan
-from zipflm.studies.study import Study
+from zipflm.studies.study import NOT_COMPILED, Study
 from zipflm.studies.tables import columns, duration, number
 from zipflm.training import throughput
 from zipflm.training.schedule import high_end_warning
@@ -214,9 +214,8 @@ def print_table(study: Study, stream: IO[str] | None = None) -> None:
     rows = [{c.name.replace(" ", "\n", 1): c.text(row) for c in shown} for row in study.rows]
     _print_rows(rows, file)
     for row in study.rows:
-        for text in (row.problem, *row.doubts):
-            if text:
-                print(one_line(f"{row.label}: {text}"), file=file)
+        for text in filter(None, (row.problem, NOT_COMPILED if row.ran_uncompiled else "")):
+            print(one_line(f"{row.label}: {text}"), file=file)
 
 
 def _print_rows(rows: Sequence[Mapping[str, str]], file: IO[str]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from zipflm.data.vocabulary import UNKNOWN, Vocabulary
 from zipflm.studies.bins import FloatArray, FrequencyBin, IntArray, is_rare, previous_words
-from zipflm.studies.members import CurvePoint, StudyMember, all_known
+from zipflm.studies.members import CurvePoint, StudyMember
 from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row, setting_row
 from zipflm.studies.statistics import Estimate, Interval, Sample, TextBlocks
 from zipflm.studies.word_lists import WordLists, word_lists
@@ -85,8 +85,9 @@ class ModelRow:
         return max((m.memory for m in self.scored if m.memory is not None), default=None)
 
     @property
-    def compiled(self) -> bool | None:
-        return all_known(member.compiled for member in self.scored)
+    def ran_uncompiled(self) -> bool:
+        """Whether a member could not be compiled, so that time and speed are not comparable."""
+        return any(member.compiled is False for member in self.scored)
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
@@ -102,11 +103,6 @@ class ModelRow:
         if len(reasons) == 1:
             return reasons.pop()
         return "; ".join(f"seed {m.seed}: {m.problem}" for m in self.members if m.problem)
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """Reasons why time and speed are not comparable."""
-        return (NOT_COMPILED,) if self.compiled is False else ()
 
     @cached_property
     def params(self) -> dict[str, int]:
