@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.memory.specs import cache_settings
@@ -32,13 +31,13 @@ from zipflm.studies.budgets import (
     with_same_text,
 )
 from zipflm.studies.members import (
-    ScoredRun,
     StudyMember,
     make_member,
     measure_streaming,
     score_once,
 )
 from zipflm.studies.plan import (
+    MEMORY_MARK,
     RESULT_NEUTRAL,
     Plan,
     Request,
@@ -59,34 +58,25 @@ from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
-Train = Callable[[Config, DataFolder, Path], bool]
-"""Trains or resumes a run. Returns False if a signal stopped it."""
-Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
-"""Scores splits of a data folder with a run's newest checkpoint. Called in every process."""
-
 T = TypeVar("T")
 
 FULL_DISK_REMEDY = "free some space and run the same command again"
 
 
+@dataclass
 class Runner:
     """Trains and scores plans in sequence."""
 
-    def __init__(
-        self,
-        words: DataFolder,
-        process: Process,
-        train: Train,
-        score: Score,
-        *,
-        measure_streaming: bool = False,
-    ) -> None:
-        """With `measure_streaming`, also measure the speed of scoring word by word."""
-        self._words, self._process = words, process
-        self._should_measure_streaming = measure_streaming
-        self._train, self._score = train, score
-        self.stopped: bool = False
-        """True after a signal. The remaining plans are not trained."""
+    words: DataFolder
+    process: Process
+    device: str | None
+    validate_fully: bool
+    """Whether to score the full validation set at the end of training, to choose settings. The
+    members of the report are always scored on all of it."""
+    measure_streaming: bool
+    """Whether to measure the speed of scoring word by word."""
+    stopped: bool = False
+    """True after a signal. The remaining plans are not trained."""
 
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
         """Train plans without scoring. Returns the problem of every run, "" on success, by path."""
@@ -106,18 +96,18 @@ class Runner:
             return [self._train_and_score(plan, splits, display) for plan in plans]
 
     def _train_and_score(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
-        make = partial(make_member, plan, self._words, splits[-1])
+        make = partial(make_member, plan, self.words, splits[-1])
         if self.stopped:
             display.set_stage(plan, "not trained")
             return make(scored=None, problem="not trained: the study was interrupted")
 
         def score() -> StudyMember | None:
             display.set_stage(plan, "scoring")
-            options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
-            scored = self._score(plan.run.path, plan.data, splits, options)
-            if not self._process.is_first:  # only the first process writes the report
+            options = ScoringOptions(device=self.process.device.type, memory=plan.memory)
+            scored = score_once(plan.run.path, plan.data, splits, options, self.process)
+            if not self.process.is_first:  # only the first process writes the report
                 return None
-            if self._should_measure_streaming:
+            if self.measure_streaming:
                 measure_streaming(plan, scored)
             return make(scored=scored)
 
@@ -129,7 +119,7 @@ class Runner:
         return member or make(scored=None, problem=problem)
 
     def _display(self, plans: Sequence[Plan]) -> AbstractContextManager[Display]:
-        return Display(plans, sys.stdout, is_silent=not self._process.is_first).show()
+        return Display(plans, sys.stdout, is_silent=not self.process.is_first).show()
 
     def _final_stage(self, problem: str, otherwise: str) -> str:
         return "stopped" if self.stopped else "failed" if problem else otherwise
@@ -143,7 +133,7 @@ class Runner:
                 result = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = describe_error(error)
-        return result, self._process.agree(problem)
+        return result, self.process.agree(problem)
 
     def _train_rest(self, plan: Plan, display: Display) -> None:
         """Train the remaining updates. Raises ValueError if a signal stopped the training."""
@@ -154,10 +144,18 @@ class Runner:
         folder.mkdir(parents=True, exist_ok=True)
         # Otherwise the peak memory could be that of an earlier, larger member.
         gc.collect()
-        reset_peak_memory(self._process.device)
-        output = folder / f"output-{self._process.rank}.txt"
+        reset_peak_memory(self.process.device)
+        output = folder / f"output-{self.process.rank}.txt"
         with output.open("a", encoding="utf-8") as file, redirect_stdout(file):
-            self.stopped = not self._train(plan.config, plan.data, folder)
+            self.stopped = not train_run(
+                plan.config,
+                plan.data,
+                folder,
+                resume=True,
+                keep=1,  # only the last checkpoint is compared
+                device=self.device,
+                full_validation=self.validate_fully,
+            )
         if self.stopped:
             raise ValueError("interrupted; run the same command again to continue")
 
@@ -170,7 +168,7 @@ class Runner:
             checkpoints[0].verify()
         except ValueError:  # the trainer reports it and resumes from an older checkpoint
             return False
-        if self._process.is_first:
+        if self.process.is_first:
             with plan.run.lock():  # taking the lock cleans up after a killed process
                 pass
         return True
@@ -193,17 +191,11 @@ class FinishedStudy:
         return {row.label: row.problem for row in self.study.rows if row.problem}
 
 
-def compare(
-    request: Request,
-    *,
-    device: str | None = None,
-    train: Train | None = None,
-    score: Score | None = None,
-) -> FinishedStudy:
+def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
     """Run or resume a study.
 
     Members without a result are listed in `FinishedStudy.failures`. Only errors that affect the
-    entire study are raised. `train` and `score` replace the default functions, e.g. in tests.
+    entire study are raised.
     """
     out = request.out
     with distributed.started(device) as process:
@@ -215,16 +207,11 @@ def compare(
                 # With equal times, the number of updates is not known yet.
                 check_plan(plan, process, check_folder=not is_timed)
             process.run_on_first(lambda: require_report_folder(out, is_study=True))
-            # Only the last checkpoint is compared. The full validation set is scored after
-            # training; training itself scores it only to choose settings.
-            train = train or partial(
-                train_run, resume=True, keep=1, device=device, full_validation=bool(grid)
-            )
             runner = Runner(
                 words,
                 process,
-                train,
-                score or partial(score_once, share=process),
+                device,
+                validate_fully=bool(grid),
                 measure_streaming=bool(request.decoders),
             )
             plans, tried = _final_plans(plans, grid, request, runner)
@@ -369,7 +356,11 @@ def split_text(words: DataFolder, split: str) -> SplitText:
 
 
 def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:
-    """Return every plan, each followed by a copy that is scored with these memories."""
-    if not memory:
-        return list(plans)
-    return [row for plan in plans for row in (plan, plan.with_memory(memory))]
+    """Return every plan, each followed by a copy that is scored with these memories, if any."""
+    rows = []
+    for plan in plans:
+        rows.append(plan)
+        if memory:
+            label = MEMORY_MARK.join([plan.label, *memory])
+            rows.append(replace(plan, label=label, memory=memory))
+    return rows

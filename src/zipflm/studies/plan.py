@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Literal, get_args
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, require
 from zipflm.config.model import BY_LABEL
@@ -26,7 +25,7 @@ from zipflm.settings import UnknownKey
 from zipflm.studies.paper import REFERENCE
 from zipflm.training.checks import epochs_to_updates
 
-Equal = Literal["updates", "text", "seconds"]
+BUDGETS = ("updates", "text", "seconds")
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 CURVE_POINTS = 8
 """Minimum number of validations on a learning curve."""
@@ -102,9 +101,6 @@ class Plan:
     setting: str = ""
     """The values of tuned settings, with `grid`."""
     memory: tuple[str, ...] = ()
-
-    def with_memory(self, memory: tuple[str, ...]) -> Plan:
-        return replace(self, label=MEMORY_MARK.join([self.label, *memory]), memory=memory)
 
     @property
     def seed(self) -> int:
@@ -326,8 +322,8 @@ def _require_known(request: Request) -> None:
             raise ValueError(f"decoders={name}: choose from {', '.join(DECODERS)}")
     if request.seeds < 1:
         raise ValueError(f"seeds={request.seeds}: give 1 or more")
-    if request.equal not in get_args(Equal):
-        raise ValueError(f"equal={request.equal}: choose from {', '.join(get_args(Equal))}")
+    if request.equal not in BUDGETS:
+        raise ValueError(f"equal={request.equal}: choose from {', '.join(BUDGETS)}")
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
