@@ -260,7 +260,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
             first = first_seeds(plans)
             plans = [*grid_plans(first, grid), *(plan for plan in plans if plan not in first)]
         if process.is_first:
-            print_plans(plans, speed, basis, sys.stdout)
+            print_plans(plans, speed, basis)
 
 
 def _make_plans(request: Request, process: Process) -> tuple[DataFolder, list[Plan], list[Setting]]:

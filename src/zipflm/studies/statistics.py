@@ -53,8 +53,8 @@ def two_sided_p(t: NDArray[np.float64], dof: int) -> NDArray[np.float64]:
 
 
 @cache
-def critical_value(dof: int, level: float = 0.95) -> float:
-    """Return the two-sided critical value of Student's t distribution.
+def critical_value(dof: int) -> float:
+    """Return the two-sided 95% critical value of Student's t distribution.
 
     >>> round(critical_value(9), 3), round(critical_value(29), 3)
     (2.262, 2.045)
@@ -62,7 +62,7 @@ def critical_value(dof: int, level: float = 0.95) -> float:
     low, high = 0.0, 1e6
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if two_sided_p(np.array([middle]), dof)[0] > 1 - level:
+        if two_sided_p(np.array([middle]), dof)[0] > 0.05:
             low = middle
         else:
             high = middle

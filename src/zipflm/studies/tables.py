@@ -248,7 +248,7 @@ def bins(study: Study, chosen: Sequence[FrequencyBin]) -> Grid:
 
 def bin_loss(b: FrequencyBin, label: str) -> str:
     """`4.21 (4.10 to 4.32)`."""
-    text = number(b.loss.get(label), 2)
+    text = number(b.loss.get(label))
     if label in b.interval:
         low, high = b.interval[label]
         text += f" ({low:.2f} to {high:.2f})"
@@ -314,14 +314,14 @@ def scoring(study: Study) -> Grid:
     return Grid(names, rows)
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None) -> str:
     """Format a number, or a dash if it is missing."""
     if value is None or math.isnan(value):
         return EMPTY
     if math.isinf(value):
         return "infinite"
     # Models that nearly diverged have huge perplexities.
-    return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.2e}"
+    return f"{value:,.2f}" if abs(value) < 1e9 else f"{value:.2e}"
 
 
 def spread(summary: SeedMean | None) -> str:
