@@ -41,8 +41,8 @@ def test_progress_lines(plans):
 
 
 def test_time_left_follows_from_finished_members(plans):
+    assert Display(plans[1:], io.StringIO(), is_silent=True).time_left() is None
     display = Display(plans, io.StringIO(), is_silent=True)
-    assert display.time_left() is None
     display.set_stage(plans[0], "done")
     members = list(display.members.values())
     expected = 2.0 * sum(member.work for member in members[1:]) / members[0].work

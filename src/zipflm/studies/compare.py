@@ -244,8 +244,6 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
         for plan in plans:
             check_plan(plan, process, check_folder=not is_timed and not grid)
         members = [MemberProgress(plan) for plan in plans]
-        for member in members:
-            member.read_log()
         speed, basis = measured_speed(members), "based on the runs so far"
         if speed is None:
             precision = plans[0].config.training.dtype

@@ -42,6 +42,9 @@ class MemberProgress:
     scored: int = 0
     """Number of tokens of the current split scored so far."""
 
+    def __post_init__(self) -> None:
+        self.read_log()
+
     def read_log(self) -> None:
         for line in self.plan.run.log():
             self.last = line
@@ -100,8 +103,6 @@ class Display:
     @contextmanager
     def show(self) -> Iterator[Display]:
         """Show the progress. On a terminal, the current line is redrawn twice a second."""
-        for member in self.members.values():
-            member.read_log()
         for line in self._warnings() if not self._is_silent else ():
             self._print(f"warning: {line}")
         live = Live(
@@ -182,8 +183,6 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str) -> None:
     `speed` is in floating-point operations per second; `basis` says how it was measured.
     """
     members = [MemberProgress(plan) for plan in plans]
-    for member in members:
-        member.read_log()
     rows = [
         {
             "model": member.name,
