@@ -134,7 +134,10 @@ def plans_for(data, out=Path("s"), **changes):
 def run_study(data, out, trainer=None, score=None, **changes):
     """Compare SM, BPE and ADP-T with a fake trainer and fake scores."""
     request = request_for(data, out, **{"factorizations": ("SM", "BPE", "ADP-T"), **changes})
-    return compare(request, train=trainer or FakeTrainer(), score=score or fake_score)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zipflm.studies.compare.train_run", trainer or FakeTrainer())
+        patch.setattr("zipflm.studies.compare.score_once", score or fake_score)
+        return compare(request)
 
 
 def report(update, seconds, loss, speed=20.0, memory=7):
@@ -182,7 +185,7 @@ class FakeTrainer:
         self.diverges, self.stops_at, self.uncompiled = diverges, stops_at, uncompiled
         self.valid = 30.0
 
-    def __call__(self, config, data, out):
+    def __call__(self, config, data, out, **options):
         self.trained.append(config.name.split("/")[1])
         print("a line of the trainer")
         run = RunFolder(out)
@@ -221,7 +224,7 @@ class FakeTrainer:
         return True
 
 
-def fake_score(run, data, splits, options):
+def fake_score(run, data, splits, options, share):
     """Constant losses, lower for names later in the alphabet."""
     level = 5.0 - 0.1 * (ord(run.parent.name[0]) - ord("A"))
     scores = {}

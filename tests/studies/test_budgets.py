@@ -66,7 +66,7 @@ class Timed(FakeTrainer):
         super().__init__(**options)
         self.asked = []
 
-    def __call__(self, config, data, out):
+    def __call__(self, config, data, out, **options):
         label, updates = config.name.split("/")[1], config.training.max_updates
         self.asked.append((label, updates))
         done = super().__call__(config, data, out)

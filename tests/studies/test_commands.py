@@ -14,11 +14,9 @@ from zipflm.training import throughput
 
 COMMANDS = [
     "compare --data data/words --preset tiny --recipe modern --out study",
-    "compare --data data/words --preset tiny --out minutes output.tail_dropout=0.1",
     "compare --data data/words --preset tiny --out small --factorizations ADP-T,SM --seeds 2",
     "compare --data data/words --preset tiny --out bands --bands 4/8/20,8/24",
     "compare --data data/words --preset tiny --out tails --factorizations ADP --tail-dropout 0,0.2",
-    "compare --data data/words --preset tiny --out decoders --decoders transformer,gcnn,lstm,qrnn",
     "report runs/a runs/b --data data/words --out report",
     "report runs/a --data data/words --out contexts --context-sizes 0,4,8",
 ]

@@ -247,7 +247,7 @@ def test_decoder_studies_measure_streaming_speed(data, tmp_path, capsys):
     assert "streaming" in capsys.readouterr().out
     assert "streaming words/s" in (tmp_path / "report.md").read_text()
     # Measured only once.
-    again = compare(request, device="cpu", train=FakeTrainer()).study
+    again = compare(request, device="cpu").study
     assert [row.mean("streaming_words_per_second") for row in again.rows] == speeds
 
 

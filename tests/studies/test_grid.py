@@ -17,7 +17,7 @@ class Tuned(FakeTrainer):
         super().__init__(**options)
         self.seen = []
 
-    def __call__(self, config, data, out):
+    def __call__(self, config, data, out, **options):
         label, dropout = config.name.split("/")[1], config.decoder.dropout
         self.seen.append((label, dropout, config.training.seed))
         if self.fails == label and dropout == 0.1:

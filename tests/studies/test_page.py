@@ -156,7 +156,7 @@ def test_table_of_all_pairs(study):
     table = html(study).split('<table class="pairs">')[1].split("</table>")[0]
     assert table.split('<th scope="row">')[1].split("</th>")[0] == study.ranked[0].label
     assert table.count("<small>") == 8 * 7
-    clear = sum(pair.nats.excludes_zero for pair in study.differences)
+    clear = sum(pair.excludes_zero for pair in study.differences.values())
     assert table.count('class="num better"') == table.count('class="num worse"') == clear
     pairs = markdown(study).split("## All pairs")[1].split("## ")[0]
     assert pairs.count("**") == 4 * clear

@@ -8,14 +8,12 @@ from studies import example_study as example
 
 from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.statistics import Interval
-from zipflm.studies.study import Difference
 from zipflm.studies.wording import paper_caption
 
 
 def with_difference(study, label, other, low, high):
     nats = Interval(estimate=(low + high) / 2, low=low, high=high)
-    pair = Difference(label=label, other=other, nats=nats)
-    return replace(study, differences=(pair,))
+    return replace(study, differences={(label, other): nats})
 
 
 def finding(study, models, measure="perplexity"):
@@ -32,7 +30,7 @@ def test_verdicts_follow_the_interval(low, high, verdict):
     found = finding(study, "ADP against ASM")
     assert found.verdict == verdict
     assert found.paper == "21.74 against 22.18, \u22122.0%"
-    assert found.ours == percent_of(study.differences[0].nats)
+    assert found.ours == percent_of(study.differences["ADP", "ASM"])
 
 
 def test_every_pair_is_compared_by_every_measure():

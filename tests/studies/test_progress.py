@@ -41,8 +41,8 @@ def test_progress_lines(plans):
 
 
 def test_time_left_follows_from_finished_members(plans):
+    assert Display(plans[1:], io.StringIO(), is_silent=True).time_left() is None
     display = Display(plans, io.StringIO(), is_silent=True)
-    assert display.time_left() is None
     display.set_stage(plans[0], "done")
     members = list(display.members.values())
     expected = 2.0 * sum(member.work for member in members[1:]) / members[0].work
@@ -81,15 +81,15 @@ def test_warns_about_long_training_without_a_gpu(data, tmp_path, monkeypatch):
     assert slow.startswith("warning: no GPU: this study needs about ")
 
 
-def test_printed_table_is_not_cut_and_escapes_names(plans, monkeypatch):
+def test_printed_table_is_not_cut_and_escapes_names(plans, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "10")
     evil, shown = "x\x1b]0;owned\x07[/red] [bold]y", "x\\x1b]0;owned\\x07[/red] [bold]y"
     study = example_study()
     first, *rest = study.rows
-    out = io.StringIO()
-    print_table(replace(study, title=evil, rows=(replace(first, label=evil), *rest)), out)
-    assert out.getvalue().count(shown) == 2  # title and row
+    print_table(replace(study, title=evil, rows=(replace(first, label=evil), *rest)))
+    out = capsys.readouterr().out
+    assert out.count(shown) == 2  # title and row
     for row in study.finished:
-        assert number(row.perplexity[study.split].mean) in out.getvalue()
+        assert number(row.perplexity[study.split].mean) in out
     (line,) = output_of([replace(plans[0], label=evil)], "done")
-    assert shown in line and "\x1b" not in line + out.getvalue()
+    assert shown in line and "\x1b" not in line + out

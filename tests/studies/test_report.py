@@ -1,4 +1,4 @@
-"""Files of the report, and folders that must not be overwritten."""
+"""Files of the report."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from studies import example_study as example
 
-from zipflm.studies.report import require_report_folder, write_report
+from zipflm.studies.report import write_report
 
 
 def test_writes_all_files(tmp_path, monkeypatch):
@@ -44,10 +44,3 @@ def test_report_of_failures_only(tmp_path):
     page = write_report(study, tmp_path).read_text()
     assert "diverged" in page and "Unfinished: 0 of 1 models" in page
     assert "nan" not in (tmp_path / "table.csv").read_text()
-
-
-def test_study_is_not_overwritten_by_a_report(tmp_path):
-    (tmp_path / "members").mkdir()
-    require_report_folder(tmp_path, is_study=True)
-    with pytest.raises(ValueError, match="already contains a study"):
-        require_report_folder(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from zipflm.config import Config
@@ -42,9 +43,16 @@ def check(
     _require_equal(run.path, _identity(held), _identity(config))
 
 
-def require_same_config(out: Path, held: Config, requested: Config, otherwise: str) -> None:
-    """Raise ValueError for the first setting that differs. `otherwise` is another remedy."""
-    _require_equal(out, _settings(held), _settings(requested), f", or {otherwise}")
+def require_same_config(
+    out: Path, held: Config, requested: Config, *, ignored: Collection[str], otherwise: str
+) -> None:
+    """Raise ValueError for the first setting, except `ignored` ones, that differs.
+
+    `otherwise` is another remedy.
+    """
+    _require_equal(
+        out, _settings(held, ignored), _settings(requested, ignored), f", or {otherwise}"
+    )
 
 
 def _require_unused(run: RunFolder, held: Config, requested: Config) -> None:
@@ -78,8 +86,8 @@ def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text
         )
 
 
-def _settings(config: Config) -> dict[str, object]:
-    return {field.key: field.value for field in fields_of(config)}
+def _settings(config: Config, ignored: Collection[str] = ()) -> dict[str, object]:
+    return {field.key: field.value for field in fields_of(config) if field.key not in ignored}
 
 
 def _identity(config: Config) -> dict[str, object]:

@@ -36,7 +36,9 @@ BIN_NAMES = (
     "100K-1M",
     "over 1M",
 )
-_UNSEEN = BIN_NAMES.index("0")
+UNSEEN = BIN_NAMES.index("0")
+RARE = "1-10"
+"""The bin of rare words, on which the models of the paper differ most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,51 +75,18 @@ def bin_indices(word_ids: IntArray, train_counts: IntArray) -> IntArray:
 
     Bin `0` contains words of the vocabulary that do not occur in the training text.
     """
-    bin_of_type = _UNSEEN + np.searchsorted(np.asarray(UPPER_ENDS), train_counts, side="left")
+    bin_of_type = UNSEEN + np.searchsorted(np.asarray(UPPER_ENDS), train_counts, side="left")
     bin_of_type[END] = BIN_NAMES.index("EOS")
     bin_of_type[UNKNOWN] = BIN_NAMES.index("UNK")
     indices: IntArray = bin_of_type[word_ids]
     return indices
 
 
-def loss_by_bin(
-    word_ids: IntArray,
-    train_counts: IntArray,
-    nll: Mapping[str, FloatArray],
-    *,
-    by: IntArray | None = None,
-) -> list[FrequencyBin]:
-    """Return the mean loss of every model in every bin that is not empty.
-
-    `nll` has one array per model, of the same length as `word_ids`. Words are grouped by their own
-    frequency, or by that of the words in `by`, e.g. `previous_words(word_ids)`.
-    """
-    deciding_words = word_ids if by is None else by
-    indices = bin_indices(deciding_words, train_counts)
-    tokens = np.bincount(indices, minlength=len(BIN_NAMES))
-    sums = {
-        model: np.bincount(indices, weights=losses, minlength=len(BIN_NAMES))
-        for model, losses in nll.items()
-    }
-    present = np.unique(deciding_words)
-    bin_of_present = bin_indices(present, train_counts)
-    return [
-        FrequencyBin(
-            name=name,
-            types=int((bin_of_present == i).sum()),
-            train_tokens=(
-                int(train_counts[present[bin_of_present == i]].sum()) if i >= _UNSEEN else None
-            ),
-            tokens=int(tokens[i]),
-            loss={model: float(total[i] / tokens[i]) for model, total in sums.items()},
-        )
-        for i, name in enumerate(BIN_NAMES)
-        if tokens[i] > 0
-    ]
+def is_rare(word_ids: IntArray, train_counts: IntArray) -> BoolArray:
+    """Return a mask of the rare words."""
+    return np.asarray(bin_indices(word_ids, train_counts) == BIN_NAMES.index(RARE))
 
 
-RARE = "1-10"
-"""The bin of rare words, on which the models of the paper differ most."""
 DATASETS = {"wikitext-103": "WikiText-103", "billion-word": "Billion Word"}
 BIN_MODELS: dict[str, tuple[str, ...]] = {
     "wikitext-103": ("SM", "SM-T", "BPE", "BPE-T", "ASM", "CNN", "ADP", "ADP-T"),

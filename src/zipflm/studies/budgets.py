@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import cast
 
 from zipflm.messages import quoted
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import LogLine, Report, TrainingState
 from zipflm.settings import UnknownKey, override
 from zipflm.studies.paper import REFERENCE
-from zipflm.studies.plan import Equal, Plan, first_seeds, path_name, training_seconds
+from zipflm.studies.plan import Plan, first_seeds, path_name, training_seconds
 from zipflm.studies.study import Tried
 from zipflm.training.schedule import stretch_schedule
 
@@ -84,17 +83,16 @@ def describe_budget(equal: str, plans: Sequence[Plan]) -> str:
     """Describe the budget that all members share, for the report."""
     reference = reference_of(plans)
     updates = f"{reference.updates:,} updates"
-    tokens = reference.config.training.tokens_per_update
-    texts: dict[Equal, str] = {
-        "updates": f"updates ({updates} of {tokens:,} tokens each, as in the paper)",
-        "text": f"text (about {_words_seen(reference):,.0f} running words)",
-        "seconds": (
+    if equal == "text":
+        return f"text (about {_words_seen(reference):,.0f} running words)"
+    if equal == "seconds":
+        return (
             f"seconds (about the time that {reference.label} takes for {updates}, without "
             "compilation; the time per update was measured in a short run of each model, and "
             "schedules are stretched to match)"
-        ),
-    }
-    return texts[cast(Equal, equal)]
+        )
+    tokens = reference.config.training.tokens_per_update
+    return f"updates ({updates} of {tokens:,} tokens each, as in the paper)"
 
 
 def reference_of(plans: Sequence[Plan]) -> Plan:
@@ -170,7 +168,7 @@ def choose_settings(
 ) -> tuple[list[Plan], list[Tried]]:
     """Return the plans with the best setting of every label, and all settings that were tried.
 
-    `problems` maps the paths of failed runs to error messages.
+    `problems` maps the path of every run that was tried to its error message, or "".
     """
     tries = first_seeds(plans)
     scores = {plan.run.path: _valid_perplexity(plan) for plan in tries}

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.memory.specs import cache_settings
@@ -31,19 +31,19 @@ from zipflm.studies.budgets import (
     with_same_text,
 )
 from zipflm.studies.members import (
-    ScoredRun,
     StudyMember,
     make_member,
     measure_streaming,
     score_once,
 )
 from zipflm.studies.plan import (
+    MEMORY_MARK,
+    RESULT_NEUTRAL,
     Plan,
     Request,
     first_seeds,
     make_plans,
     open_words,
-    with_monitoring_of,
     with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
@@ -58,43 +58,36 @@ from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
-Train = Callable[[Config, DataFolder, Path], bool]
-"""Trains or resumes a run. Returns False if a signal stopped it."""
-Score = Callable[[Path, DataFolder, Sequence[str], ScoringOptions], ScoredRun]
-"""Scores splits of a data folder with a run's newest checkpoint. Called in every process."""
+T = TypeVar("T")
 
 FULL_DISK_REMEDY = "free some space and run the same command again"
 
 
+@dataclass
 class Runner:
     """Trains and scores plans in sequence."""
 
-    def __init__(
-        self,
-        words: DataFolder,
-        process: Process,
-        train: Train,
-        score: Score,
-        *,
-        measure_streaming: bool = False,
-    ) -> None:
-        """With `measure_streaming`, also measure the speed of scoring word by word."""
-        self._words, self._process = words, process
-        self._should_measure_streaming = measure_streaming
-        self._train, self._score = train, score
-        self.stopped: bool = False
-        """True after a signal. The remaining plans are not trained."""
+    words: DataFolder
+    process: Process
+    device: str | None
+    validate_fully: bool
+    """Whether to score the full validation set at the end of training, to choose settings. The
+    members of the report are always scored on all of it."""
+    measure_streaming: bool
+    """Whether to measure the speed of scoring word by word."""
+    stopped: bool = False
+    """True after a signal. The remaining plans are not trained."""
 
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
-        """Train plans without scoring. Returns the error messages of failed runs by path."""
+        """Train plans without scoring. Returns the problem of every run, "" on success, by path."""
         problems: dict[Path, str] = {}
         with self._display(plans) as display:
             for plan in plans:
                 if self.stopped:
                     break
-                if problem := self._try(plan, partial(self._train_rest, plan, display)):
-                    problems[plan.run.path] = problem
+                _, problem = self._try(plan, partial(self._train_rest, plan, display))
                 display.set_stage(plan, self._final_stage(problem, "trained"))
+                problems[plan.run.path] = problem
         return problems
 
     def train_and_score(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
@@ -102,59 +95,69 @@ class Runner:
         with self._display([plan for plan in plans if not plan.memory]) as display:
             return [self._train_and_score(plan, splits, display) for plan in plans]
 
+    def _train_and_score(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
+        make = partial(make_member, plan, self.words, splits[-1])
+        if self.stopped:
+            display.set_stage(plan, "not trained")
+            return make(scored=None, problem="not trained: the study was interrupted")
+
+        def score() -> StudyMember | None:
+            display.set_stage(plan, "scoring")
+            options = ScoringOptions(device=self.process.device.type, memory=plan.memory)
+            scored = score_once(plan.run.path, plan.data, splits, options, self.process)
+            if not self.process.is_first:  # only the first process writes the report
+                return None
+            if self.measure_streaming:
+                measure_streaming(plan, scored)
+            return make(scored=scored)
+
+        member = None
+        _, problem = self._try(plan, partial(self._train_rest, plan, display))
+        if not problem:
+            member, problem = self._try(plan, score)
+        display.set_stage(plan, self._final_stage(problem, "done"))
+        return member or make(scored=None, problem=problem)
+
     def _display(self, plans: Sequence[Plan]) -> AbstractContextManager[Display]:
-        return Display(plans, sys.stdout, is_silent=not self._process.is_first).show()
+        return Display(plans, sys.stdout, is_silent=not self.process.is_first).show()
 
     def _final_stage(self, problem: str, otherwise: str) -> str:
         return "stopped" if self.stopped else "failed" if problem else otherwise
 
-    def _train_and_score(self, plan: Plan, splits: Sequence[str], display: Display) -> StudyMember:
-        make = partial(make_member, plan, self._words, splits[-1])
-        if self.stopped:
-            display.set_stage(plan, "not trained")
-            return make(scored=None, problem="not trained: the study was interrupted")
-        finished: list[StudyMember] = []
-
-        def score() -> str:
-            display.set_stage(plan, "scoring")
-            options = ScoringOptions(device=self._process.device.type, memory=plan.memory)
-            scored = self._score(plan.run.path, plan.data, splits, options)
-            if self._process.is_first:  # the process that writes the report
-                if self._should_measure_streaming:
-                    measure_streaming(plan, scored)
-                finished.append(make(scored=scored))
-            return ""
-
-        problem = self._try(plan, partial(self._train_rest, plan, display))
-        problem = problem or self._try(plan, score)
-        display.set_stage(plan, self._final_stage(problem, "done"))
-        return finished[0] if finished else make(scored=None, problem=problem)
-
-    def _try(self, plan: Plan, work: Callable[[], str]) -> str:
-        """Call `work`. Return the problem it reports or the error it raises ("" on success), the
-        same in all processes."""
+    def _try(self, plan: Plan, work: Callable[[], T]) -> tuple[T | None, str]:
+        """Call `work`. Return its result and the error it raises ("" on success), which is the same
+        in all processes."""
+        result, problem = None, ""
         try:
             with report_full_disk(plan.run.path, FULL_DISK_REMEDY):
-                problem = work()
+                result = work()
         except (ValueError, OSError, RuntimeError) as error:
             problem = describe_error(error)
-        return self._process.agree(problem)
+        return result, self.process.agree(problem)
 
-    def _train_rest(self, plan: Plan, display: Display) -> str:
-        """Train the remaining updates. Returns the reason if the member did not finish, else ""."""
+    def _train_rest(self, plan: Plan, display: Display) -> None:
+        """Train the remaining updates. Raises ValueError if a signal stopped the training."""
         if self._is_trained(plan):
-            return ""
+            return
         display.set_stage(plan, "training")
         folder = plan.run.path
         folder.mkdir(parents=True, exist_ok=True)
         # Otherwise the peak memory could be that of an earlier, larger member.
         gc.collect()
-        reset_peak_memory(self._process.device)
-        output = folder / f"output-{self._process.rank}.txt"
+        reset_peak_memory(self.process.device)
+        output = folder / f"output-{self.process.rank}.txt"
         with output.open("a", encoding="utf-8") as file, redirect_stdout(file):
-            complete = self._train(plan.config, plan.data, folder)
-        self.stopped = not complete
-        return "" if complete else "interrupted; run the same command again to continue"
+            self.stopped = not train_run(
+                plan.config,
+                plan.data,
+                folder,
+                resume=True,
+                keep=1,  # only the last checkpoint is compared
+                device=self.device,
+                full_validation=self.validate_fully,
+            )
+        if self.stopped:
+            raise ValueError("interrupted; run the same command again to continue")
 
     def _is_trained(self, plan: Plan) -> bool:
         resume.check(plan.run, plan.config, plan.data, resume=True)
@@ -165,7 +168,7 @@ class Runner:
             checkpoints[0].verify()
         except ValueError:  # the trainer reports it and resumes from an older checkpoint
             return False
-        if self._process.is_first:
+        if self.process.is_first:
             with plan.run.lock():  # taking the lock cleans up after a killed process
                 pass
         return True
@@ -188,17 +191,11 @@ class FinishedStudy:
         return {row.label: row.problem for row in self.study.rows if row.problem}
 
 
-def compare(
-    request: Request,
-    *,
-    device: str | None = None,
-    train: Train | None = None,
-    score: Score | None = None,
-) -> FinishedStudy:
+def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
     """Run or resume a study.
 
     Members without a result are listed in `FinishedStudy.failures`. Only errors that affect the
-    entire study are raised. `train` and `score` replace the default functions, e.g. in tests.
+    entire study are raised.
     """
     out = request.out
     with distributed.started(device) as process:
@@ -210,16 +207,11 @@ def compare(
                 # With equal times, the number of updates is not known yet.
                 check_plan(plan, process, check_folder=not is_timed)
             process.run_on_first(lambda: require_report_folder(out, is_study=True))
-            # Only the last checkpoint is compared. The full validation set is scored after
-            # training; training itself scores it only to choose settings.
-            train = train or partial(
-                train_run, resume=True, keep=1, device=device, full_validation=bool(grid)
-            )
             runner = Runner(
                 words,
                 process,
-                train,
-                score or partial(score_once, share=process),
+                device,
+                validate_fully=bool(grid),
                 measure_streaming=bool(request.decoders),
             )
             plans, tried = _final_plans(plans, grid, request, runner)
@@ -252,8 +244,6 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
         for plan in plans:
             check_plan(plan, process, check_folder=not is_timed and not grid)
         members = [MemberProgress(plan) for plan in plans]
-        for member in members:
-            member.read_log()
         speed, basis = measured_speed(members), "based on the runs so far"
         if speed is None:
             precision = plans[0].config.training.dtype
@@ -268,7 +258,7 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
             first = first_seeds(plans)
             plans = [*grid_plans(first, grid), *(plan for plan in plans if plan not in first)]
         if process.is_first:
-            print_plans(plans, speed, basis, sys.stdout)
+            print_plans(plans, speed, basis)
 
 
 def _make_plans(request: Request, process: Process) -> tuple[DataFolder, list[Plan], list[Setting]]:
@@ -313,10 +303,10 @@ def _with_equal_time(plans: list[Plan], out: Path, runner: Runner) -> list[Plan]
     if runner.stopped:
         return plans
     for plan in short:
-        if plan.run.path in problems:
+        if problem := problems[plan.run.path]:
             raise ValueError(
-                f"equal=seconds: the timing run of {plan.label} failed "
-                f"({problems[plan.run.path]}); leave this model out"
+                f"equal=seconds: the timing run of {plan.label} failed ({problem}); leave this "
+                "model out"
             )
     return with_same_seconds(plans, {p.label: seconds_per_update(p.run.log()) for p in short})
 
@@ -334,9 +324,13 @@ def check_plan(plan: Plan, process: Process, *, check_folder: bool = True) -> No
         if check_folder:
             resume.check(plan.run, plan.config, plan.data, resume=True)
         if check_folder and plan.run.holds_a_run:
-            held = with_monitoring_of(plan.run.config(), plan.config)
-            remedy = "choose another folder for a different study"
-            resume.require_same_config(plan.run.path, held, plan.config, remedy)
+            resume.require_same_config(
+                plan.run.path,
+                plan.run.config(),
+                plan.config,
+                ignored=RESULT_NEUTRAL,
+                otherwise="choose another folder for a different study",
+            )
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
 
@@ -360,7 +354,11 @@ def split_text(words: DataFolder, split: str) -> SplitText:
 
 
 def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:
-    """Return every plan, each followed by a copy that is scored with these memories."""
-    if not memory:
-        return list(plans)
-    return [row for plan in plans for row in (plan, plan.with_memory(memory))]
+    """Return every plan, each followed by a copy that is scored with these memories, if any."""
+    rows = []
+    for plan in plans:
+        rows.append(plan)
+        if memory:
+            label = MEMORY_MARK.join([plan.label, *memory])
+            rows.append(replace(plan, label=label, memory=memory))
+    return rows

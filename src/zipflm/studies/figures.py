@@ -244,7 +244,7 @@ def parameters_against_perplexity(study: Study) -> Figure:
     axes.set_yscale("log")
     losses = {row.label: [float(np.log(study.headline(row).mean))] for row in study.finished}
     for row in study.finished:
-        interval = study.headline_interval(row)
+        interval = study.intervals.get(row.label)
         errors = None
         if interval is not None and np.isfinite(interval.high):
             errors = [[interval.estimate - interval.low], [interval.high - interval.estimate]]

@@ -18,7 +18,7 @@ from typing import Literal
 from zipflm.studies.bins import DATASETS, RARE, paper_bins
 from zipflm.studies.paper import comparison_row
 from zipflm.studies.statistics import Interval
-from zipflm.studies.study import Difference, Study, find_difference
+from zipflm.studies.study import Study, find_difference
 
 Verdict = Literal["agrees", "disagrees", "not significant"]
 
@@ -71,13 +71,13 @@ def _finding(
     model: str,
     other: str,
     paper: str,
-    pair: Difference | None,
+    pair: Interval | None,
     format_interval: Callable[[Interval], str],
 ) -> PaperFinding:
     verdict: Verdict = "not significant"
-    if pair is not None and pair.nats.excludes_zero:
-        verdict = "agrees" if pair.nats.estimate < 0 else "disagrees"
-    ours = "no interval" if pair is None else format_interval(pair.nats)
+    if pair is not None and pair.excludes_zero:
+        verdict = "agrees" if pair.estimate < 0 else "disagrees"
+    ours = "no interval" if pair is None else format_interval(pair)
     return PaperFinding(
         measure=measure, model=model, other=other, paper=paper, ours=ours, verdict=verdict
     )

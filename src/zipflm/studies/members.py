@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -248,10 +248,8 @@ def make_member(
     `split`. Curve, time and speed are those of training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)
-    reports = [line for line in log if isinstance(line, Report)]
-    last = reports[-1] if reports else None
     scores = scored.splits if scored else {}
-    return StudyMember(
+    member = StudyMember(
         label=plan.label,
         factorization=plan.factorization,
         run=str(plan.run.path),
@@ -263,20 +261,29 @@ def make_member(
         },
         nll=scores[split].nll if split in scores else None,
         curve=learning_curve(log),
-        updates=last.update if last else None,
-        words_seen=_words_seen(last, plan.data) if last else None,
-        seconds=training_seconds(last) if last else None,
-        cpu_seconds=last.cpu_seconds if last else None,
-        compile_seconds=last.compile_seconds if last else None,
-        # The median ignores the slow start while the model compiles.
-        tokens_per_second=(
-            statistics.median(report.tokens_per_second for report in reports) if reports else None
-        ),
         streaming_words_per_second=_saved_streaming_speed(plan.run.path, scored),
-        memory=max((report.memory for report in reports), default=None),
-        compiled=all_known(report.compiled for report in reports),
         versions=plan.run.versions(),
         problem=problem,
+    )
+    reports = [line for line in log if isinstance(line, Report)]
+    return _with_training(member, reports, plan.data) if reports else member
+
+
+def _with_training(member: StudyMember, reports: Sequence[Report], data: DataFolder) -> StudyMember:
+    last = reports[-1]
+    compiled = [report.compiled for report in reports if report.compiled is not None]
+    has_text = "train" in data.splits
+    return replace(
+        member,
+        updates=last.update,
+        words_seen=round(last.epoch * data.split("train").words) if has_text else None,
+        seconds=training_seconds(last),
+        cpu_seconds=last.cpu_seconds,
+        compile_seconds=last.compile_seconds,
+        # The median ignores the slow start while the model compiles.
+        tokens_per_second=statistics.median(report.tokens_per_second for report in reports),
+        memory=max(report.memory for report in reports),
+        compiled=all(compiled) if compiled else None,
     )
 
 
@@ -350,13 +357,3 @@ def learning_curve(log: Sequence[LogLine]) -> tuple[CurvePoint, ...]:
             )
         )
     return tuple(points)
-
-
-def _words_seen(last: Report, data: DataFolder) -> int | None:
-    return round(last.epoch * data.split("train").words) if "train" in data.splits else None
-
-
-def all_known(values: Iterable[bool | None]) -> bool | None:
-    """Return `all(values)`, ignoring None; None if all values are None."""
-    known = [value for value in values if value is not None]
-    return all(known) if known else None

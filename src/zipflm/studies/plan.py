@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Literal, get_args
 
 from zipflm.config import AdaptiveInput, AdaptiveOutput, Config, require
 from zipflm.config.model import BY_LABEL
@@ -26,7 +25,7 @@ from zipflm.settings import UnknownKey
 from zipflm.studies.paper import REFERENCE
 from zipflm.training.checks import epochs_to_updates
 
-Equal = Literal["updates", "text", "seconds"]
+BUDGETS = ("updates", "text", "seconds")
 SUBWORDS = tuple(label for label, kind in BY_LABEL.items() if kind.unit == "bpe")
 CURVE_POINTS = 8
 """Minimum number of validations on a learning curve."""
@@ -103,9 +102,6 @@ class Plan:
     """The values of tuned settings, with `grid`."""
     memory: tuple[str, ...] = ()
 
-    def with_memory(self, memory: tuple[str, ...]) -> Plan:
-        return replace(self, label=MEMORY_MARK.join([self.label, *memory]), memory=memory)
-
     @property
     def seed(self) -> int:
         return self.config.training.seed
@@ -127,9 +123,10 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
     every_rate: Sequence[float | None] = request.tail_dropout or [None]
     plans = []
     for (factorization, decoder), bands, rate in product(configs, every_band, every_rate):
-        variation = Variation(bands, rate)
-        config = variation.apply(configs[factorization, decoder])
-        label = " ".join(filter(None, (factorization, decoder, variation.name)))
+        config = _vary(configs[factorization, decoder], bands, rate)
+        settings = [f"bands {bands}"] if bands is not None else []
+        settings += [f"tail dropout {rate:g}"] if rate is not None else []
+        label = " ".join(filter(None, (factorization, decoder, ", ".join(settings))))
         first = config.training.seed
         for seed in range(first, first + request.seeds):
             plan = Plan(
@@ -229,40 +226,27 @@ def require_comparable(config: Config) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Variation:
-    """One combination of `bands` and `tail_dropout`."""
-
-    bands: str | None = None
-    tail_dropout: float | None = None
-
-    @property
-    def name(self) -> str:
-        """`bands 5k/155k/100k, tail dropout 0.2`, for the member's label."""
-        bands = [] if self.bands is None else [f"bands {self.bands}"]
-        rate = [] if self.tail_dropout is None else [f"tail dropout {self.tail_dropout:g}"]
-        return ", ".join(bands + rate)
-
-    def apply(self, config: Config) -> Config:
-        if not self.name:
-            return config
-        input, output = config.input, config.output
-        if not isinstance(output, AdaptiveOutput):
-            option = "tail_dropout" if self.bands is None else "bands"
-            raise ValueError(f"{option}: {config.name} has no bands; leave it out")
-        if self.bands is not None:
-            ends = cutoffs(self.bands)
-            if ends[-1] >= config.vocab_size:
-                raise ValueError(
-                    f"bands={self.bands}: the vocabulary has only {config.vocab_size:,} ids; all "
-                    "bands but the last must fit into it"
-                )
-            output = replace(output, cutoffs=ends)
-            if isinstance(input, AdaptiveInput):
-                input = replace(input, cutoffs=ends)
-        if self.tail_dropout is not None:
-            output = replace(output, tail_dropout=self.tail_dropout)
-        return replace(config, input=input, output=output)
+def _vary(config: Config, bands: str | None, tail_dropout: float | None) -> Config:
+    """Return the config with other bands, in the input and the output, and tail dropout."""
+    if bands is None and tail_dropout is None:
+        return config
+    input, output = config.input, config.output
+    if not isinstance(output, AdaptiveOutput):
+        option = "tail_dropout" if bands is None else "bands"
+        raise ValueError(f"{option}: {config.name} has no bands; leave it out")
+    if bands is not None:
+        ends = cutoffs(bands)
+        if ends[-1] >= config.vocab_size:
+            raise ValueError(
+                f"bands={bands}: the vocabulary has only {config.vocab_size:,} ids; all bands but "
+                "the last must fit into it"
+            )
+        output = replace(output, cutoffs=ends)
+        if isinstance(input, AdaptiveInput):
+            input = replace(input, cutoffs=ends)
+    if tail_dropout is not None:
+        output = replace(output, tail_dropout=tail_dropout)
+    return replace(config, input=input, output=output)
 
 
 def cutoffs(text: str) -> tuple[int, ...]:
@@ -311,28 +295,19 @@ def with_validations(config: Config, overrides: Sequence[str]) -> Config:
     return replace(config, training=replace(training, validate_every=every, validate_share=share))
 
 
-_RESULT_NEUTRAL = (
-    "compile",
-    "parallel",
-    "tables",
-    "report_every",
-    "validate_every",
-    "validate_share",
-    "checkpoint_every",
-    "max_bad_updates",
-    "tensorboard",
+RESULT_NEUTRAL = (
+    "batches.tokens",
+    "training.compile",
+    "training.parallel",
+    "training.tables",
+    "training.report_every",
+    "training.validate_every",
+    "training.validate_share",
+    "training.checkpoint_every",
+    "training.max_bad_updates",
+    "training.tensorboard",
 )
-"""Training settings that do not affect the trained model."""
-
-
-def with_monitoring_of(config: Config, other: Config) -> Config:
-    """Return `config` with the fields of `other` that do not affect the trained model."""
-    monitoring = {name: getattr(other.training, name) for name in _RESULT_NEUTRAL}
-    return replace(
-        config,
-        batches=replace(config.batches, tokens=other.batches.tokens),
-        training=replace(config.training, **monitoring),
-    )
+"""Settings that do not affect the trained model."""
 
 
 def _require_known(request: Request) -> None:
@@ -347,8 +322,8 @@ def _require_known(request: Request) -> None:
             raise ValueError(f"decoders={name}: choose from {', '.join(DECODERS)}")
     if request.seeds < 1:
         raise ValueError(f"seeds={request.seeds}: give 1 or more")
-    if request.equal not in get_args(Equal):
-        raise ValueError(f"equal={request.equal}: choose from {', '.join(get_args(Equal))}")
+    if request.equal not in BUDGETS:
+        raise ValueError(f"equal={request.equal}: choose from {', '.join(BUDGETS)}")
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:

@@ -4,7 +4,6 @@ comparison at the end. The output of the trainer is written to `output-RANK.txt`
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from zipflm.evaluation.progress import on_progress
 from zipflm.messages import one_line
 from zipflm.runs.records import LogLine, Report, Validation
 from zipflm.studies.plan import Plan
-from zipflm.studies.study import Study
+from zipflm.studies.study import NOT_COMPILED, Study
 from zipflm.studies.tables import columns, duration, number
 from zipflm.training import throughput
 from zipflm.training.schedule import high_end_warning
@@ -42,6 +41,9 @@ class MemberProgress:
     validation: Validation | None = None
     scored: int = 0
     """Number of tokens of the current split scored so far."""
+
+    def __post_init__(self) -> None:
+        self.read_log()
 
     def read_log(self) -> None:
         for line in self.plan.run.log():
@@ -101,8 +103,6 @@ class Display:
     @contextmanager
     def show(self) -> Iterator[Display]:
         """Show the progress. On a terminal, the current line is redrawn twice a second."""
-        for member in self.members.values():
-            member.read_log()
         for line in self._warnings() if not self._is_silent else ():
             self._print(f"warning: {line}")
         live = Live(
@@ -177,14 +177,12 @@ def measured_speed(members: Sequence[MemberProgress]) -> float | None:
     return done / seconds if done and seconds else None
 
 
-def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]) -> None:
+def print_plans(plans: Sequence[Plan], speed: float, basis: str) -> None:
     """Print the runs of a study with estimated times.
 
     `speed` is in floating-point operations per second; `basis` says how it was measured.
     """
     members = [MemberProgress(plan) for plan in plans]
-    for member in members:
-        member.read_log()
     rows = [
         {
             "model": member.name,
@@ -196,34 +194,31 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str, stream: IO[str]
         }
         for member in members
     ]
-    _print_rows(rows, stream)
+    _print_rows(rows)
     total = throughput.format_duration(sum(member.work_left for member in members) / speed)
     print(
         f"{len(members)} runs, about {total} in total ({basis}), plus validation, compilation and "
-        "scoring. Nothing was written.",
-        file=stream,
+        "scoring. Nothing was written."
     )
 
 
-def print_table(study: Study, stream: IO[str] | None = None) -> None:
+def print_table(study: Study) -> None:
     """Print the comparison: perplexities, parameters, time, speed and memory."""
-    file = sys.stdout if stream is None else stream
-    print(one_line(study.title), file=file)
+    print(one_line(study.title))
     groups, also = ("perplexity", "training", "streaming"), ("model", "parameters all")
     shown = [c for c in columns(study) if c.group in groups or c.name in also]
     rows = [{c.name.replace(" ", "\n", 1): c.text(row) for c in shown} for row in study.rows]
-    _print_rows(rows, file)
+    _print_rows(rows)
     for row in study.rows:
-        for text in (row.problem, *row.doubts):
-            if text:
-                print(one_line(f"{row.label}: {text}"), file=file)
+        for text in filter(None, (row.problem, NOT_COMPILED if row.ran_uncompiled else "")):
+            print(one_line(f"{row.label}: {text}"))
 
 
-def _print_rows(rows: Sequence[Mapping[str, str]], file: IO[str]) -> None:
+def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in rows[0]:
         table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
     for row in rows:
         # Text, because rich would parse [brackets] in a name as markup.
         table.add_row(*(Text(one_line(cell)) for cell in row.values()))
-    Console(file=file, width=_TABLE_WIDTH).print(table)
+    Console(width=_TABLE_WIDTH).print(table)

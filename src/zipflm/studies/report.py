@@ -15,14 +15,15 @@ from typing import Any
 
 from zipflm.settings import to_dict
 from zipflm.storage import atomic_write_text
-from zipflm.studies import paper, tables, wording
+from zipflm.studies import tables, wording
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.figures import Style, figures, save_figures, styles_by_label
 from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.members import StudyMember
+from zipflm.studies.paper import SOURCE
 from zipflm.studies.plan import MEMBERS
 from zipflm.studies.study import ModelRow, Study
-from zipflm.studies.tables import EMPTY, PAPER, Column, column_groups, columns, is_best
+from zipflm.studies.tables import EMPTY, PAPER, Column, columns, is_best
 
 TABLE = "table.json"
 
@@ -86,13 +87,10 @@ def _render(template: str, study: Study, **more: Any) -> str:
     return environment.get_template(template).render(
         study=study,
         columns=columns(study),
-        column_groups=column_groups,
-        is_best=is_best,
         percent_of=percent_of,
         tables=tables,
         wording=wording,
-        source=paper.SOURCE,
-        empty=EMPTY,
+        source=SOURCE,
         **more,
     )
 
@@ -138,7 +136,7 @@ def chart_data(study: Study) -> dict[str, Any]:
 
 
 def _model(row: ModelRow, study: Study, style: Style) -> dict[str, Any]:
-    interval = study.headline_interval(row)
+    interval = study.intervals.get(row.label)
     return {
         "label": row.label,
         "params": row.num_params,
@@ -252,7 +250,10 @@ def to_json(study: Study) -> dict[str, Any]:
             "count": len(study.blocks),
             "correlation": study.blocks.correlation,
         },
-        "differences": study.differences,
+        "differences": [
+            {"label": label, "other": other, "nats": interval}
+            for (label, other), interval in study.differences.items()
+        ],
         "paper_findings": paper_findings(study),
         "tried": study.tried,
     }

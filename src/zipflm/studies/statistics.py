@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.studies.bins import (
     BIN_NAMES,
+    UNSEEN,
     BoolArray,
     Ends,
     FloatArray,
@@ -52,8 +53,8 @@ def two_sided_p(t: NDArray[np.float64], dof: int) -> NDArray[np.float64]:
 
 
 @cache
-def critical_value(dof: int, level: float = 0.95) -> float:
-    """Return the two-sided critical value of Student's t distribution.
+def critical_value(dof: int) -> float:
+    """Return the two-sided 95% critical value of Student's t distribution.
 
     >>> round(critical_value(9), 3), round(critical_value(29), 3)
     (2.262, 2.045)
@@ -61,7 +62,7 @@ def critical_value(dof: int, level: float = 0.95) -> float:
     low, high = 0.0, 1e6
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if two_sided_p(np.array([middle]), dof)[0] > 1 - level:
+        if two_sided_p(np.array([middle]), dof)[0] > 0.05:
             low = middle
         else:
             high = middle
@@ -371,15 +372,16 @@ class Sample:
     ) -> None:
         """`nll` maps each model to an array [seeds, words]. In bins, models are compared to
         `reference`."""
-        self._ids, self._counts = word_ids, vocabulary.counts
-        self._nll, self._reference = nll, reference
+        self._counts, self._nll, self._reference = vocabulary.counts, nll, reference
         starts = np.asarray(line_starts, dtype=np.int64)
-        means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(self._ids))]
-        headings = document_starts(starts, self._ids, vocabulary.words)
+        means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(word_ids))]
+        headings = document_starts(starts, word_ids, vocabulary.words)
         self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
-        """Return the mean loss of every model on the chosen words."""
+        """Return the mean loss of every model on the chosen words; empty if there are none."""
+        if not chosen.any():
+            return {}
         indices = self.blocks.block_of_word[chosen]
         num_blocks = len(self.blocks)
         counts = np.bincount(indices, minlength=num_blocks).astype(np.float64)
@@ -393,25 +395,36 @@ class Sample:
             for label, by_seed in self._nll.items()
         }
 
-    def with_intervals(
-        self, bins: Sequence[FrequencyBin], deciding_words: IntArray
-    ) -> tuple[FrequencyBin, ...]:
-        """Add intervals to bins.
+    def loss_by_bin(self, deciding_words: IntArray) -> tuple[FrequencyBin, ...]:
+        """Return the mean loss of every model in every bin that is not empty.
 
         `deciding_words` has, for each word, the id whose frequency decides its bin: its own or that
         of the previous word.
         """
         indices = bin_indices(deciding_words, self._counts)
-        with_ends = []
-        for b in bins:
-            estimates = self.estimates(indices == BIN_NAMES.index(b.name))
+        types = np.unique(deciding_words)
+        bins = []
+        for i in np.unique(indices):
+            is_inside = indices == i
+            types_inside = types[bin_indices(types, self._counts) == i]
+            estimates = self.estimates(is_inside)
             differences = {
                 label: estimate - estimates[self._reference]
                 for label, estimate in estimates.items()
                 if label != self._reference
             }
-            with_ends.append(replace(b, interval=_ends(estimates), difference=_ends(differences)))
-        return tuple(with_ends)
+            bins.append(
+                FrequencyBin(
+                    name=BIN_NAMES[i],
+                    types=len(types_inside),
+                    train_tokens=int(self._counts[types_inside].sum()) if i >= UNSEEN else None,
+                    tokens=int(is_inside.sum()),
+                    loss={label: estimate.value for label, estimate in estimates.items()},
+                    interval=_ends(estimates),
+                    difference=_ends(differences),
+                )
+            )
+        return tuple(bins)
 
 
 def _ends(estimates: Mapping[str, Estimate]) -> dict[str, Ends]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from statistics import fmean, stdev
@@ -14,22 +14,16 @@ from statistics import fmean, stdev
 import numpy as np
 
 from zipflm.data.vocabulary import UNKNOWN, Vocabulary
-from zipflm.studies.bins import (
-    BIN_NAMES,
-    RARE,
-    FloatArray,
-    FrequencyBin,
-    IntArray,
-    bin_indices,
-    loss_by_bin,
-    previous_words,
-)
-from zipflm.studies.members import CurvePoint, StudyMember, all_known
+from zipflm.studies.bins import FloatArray, FrequencyBin, IntArray, is_rare, previous_words
+from zipflm.studies.members import CurvePoint, StudyMember
 from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row, setting_row
 from zipflm.studies.statistics import Estimate, Interval, Sample, TextBlocks
 from zipflm.studies.word_lists import WordLists, word_lists
 from zipflm.units import perplexity
 
+Differences = Mapping[tuple[str, str], Interval]
+"""Mean loss of the first row minus that of the second on the same text, in nats. Lists each pair
+once."""
 NOT_COMPILED = "could not be compiled; its time and speed are not comparable"
 
 
@@ -91,8 +85,9 @@ class ModelRow:
         return max((m.memory for m in self.scored if m.memory is not None), default=None)
 
     @property
-    def compiled(self) -> bool | None:
-        return all_known(member.compiled for member in self.scored)
+    def ran_uncompiled(self) -> bool:
+        """Whether a member could not be compiled, so that time and speed are not comparable."""
+        return any(member.compiled is False for member in self.scored)
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
@@ -108,11 +103,6 @@ class ModelRow:
         if len(reasons) == 1:
             return reasons.pop()
         return "; ".join(f"seed {m.seed}: {m.problem}" for m in self.members if m.problem)
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """Reasons why time and speed are not comparable."""
-        return (NOT_COMPILED,) if self.compiled is False else ()
 
     @cached_property
     def params(self) -> dict[str, int]:
@@ -167,20 +157,6 @@ class ContextScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Difference in mean loss between two rows on the same text."""
-
-    label: str
-    other: str
-    nats: Interval
-    """Mean loss of `label` minus that of `other`; negative if `label` is better."""
-
-    @property
-    def reversed(self) -> Difference:
-        return replace(self, label=self.other, other=self.label, nats=self.nats.negated)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tried:
     """The result of one setting of a model in a grid search (`--grid`)."""
 
@@ -213,14 +189,12 @@ class Study:
     """Entries of the report's Protocol section: data, settings and machine."""
     blocks: TextBlocks
     intervals: Mapping[str, Interval]
-    """Interval of the perplexity on the analyzed split, by row."""
-    known_intervals: Mapping[str, Interval]
-    """The same without unknown words."""
-    differences: tuple[Difference, ...]
+    """Interval of `headline`, by row; without rows that have no result or no interval."""
+    differences: Differences
     """Every pair of rows whose difference has an interval, on the words that `headline` covers."""
-    rare: tuple[Difference, ...] = ()
+    rare: Differences
     """Differences on rare words."""
-    after_rare: tuple[Difference, ...] = ()
+    after_rare: Differences
     """Differences on words after rare words."""
     contexts: tuple[ContextScore, ...] = ()
     tried: tuple[Tried, ...] = ()
@@ -253,22 +227,18 @@ class Study:
     def headline_name(self) -> str:
         return f"{self.split} perplexity" + (" on known words" if self.is_mixed else "")
 
-    def headline_interval(self, row: ModelRow) -> Interval | None:
-        """Return the interval of `headline`; None if the row has no result or no interval."""
-        return (self.known_intervals if self.is_mixed else self.intervals).get(row.label)
-
     @cached_property
     def ranked(self) -> tuple[ModelRow, ...]:
         return tuple(sorted(self.finished, key=lambda row: self.headline(row).mean))
 
-    def difference(self, label: str, other: str) -> Difference | None:
-        """Return the loss of `label` minus that of `other`; None if it cannot be estimated."""
+    def difference(self, label: str, other: str) -> Interval | None:
+        """Return the loss of `label` minus that of `other`; None if it has no interval."""
         return find_difference(self.differences, label, other)
 
     def is_better(self, label: str, other: str) -> bool:
         """Return whether the interval of the difference is below zero."""
         difference = self.difference(label, other)
-        return difference is not None and difference.nats.high < 0
+        return difference is not None and difference.high < 0
 
     @cached_property
     def tied_with_best(self) -> tuple[str, ...]:
@@ -277,14 +247,11 @@ class Study:
         return tuple(label for label in labels if not self.is_better(labels[0], label))
 
 
-def find_difference(differences: Sequence[Difference], label: str, other: str) -> Difference | None:
-    """Return `label` minus `other` from differences that list each pair once."""
-    for difference in differences:
-        if (difference.label, difference.other) == (label, other):
-            return difference
-        if (difference.other, difference.label) == (label, other):
-            return difference.reversed
-    return None
+def find_difference(differences: Differences, label: str, other: str) -> Interval | None:
+    """Return `label` minus `other`, in whichever order the pair is listed."""
+    if (other, label) in differences:
+        return differences[other, label].negated
+    return differences.get((label, other))
 
 
 def have_several_units(rows: Sequence[ModelRow]) -> bool:
@@ -311,19 +278,17 @@ def build_study(
     reference = REFERENCE if REFERENCE in losses else next(iter(losses), "")
     sample = Sample(word_ids, text.line_starts, text.vocabulary, by_seed, reference)
     is_known = word_ids != UNKNOWN
-    everything = sample.estimates(np.ones(len(word_ids), dtype=bool))
-    known = sample.estimates(is_known) if is_known.any() else {}
-    is_mixed = not is_known.all() and have_several_units(rows)
+    leaves_out_unknown = not is_known.all() and have_several_units(rows)
+    estimates = sample.estimates(is_known if leaves_out_unknown else np.ones_like(is_known))
+    intervals = {label: estimate.interval for label, estimate in estimates.items()}
     return Study(
         title=title,
         dataset=dataset,
         split=text.split,
         reference=reference,
         rows=rows,
-        word_bins=sample.with_intervals(loss_by_bin(word_ids, counts, losses), word_ids),
-        previous_bins=sample.with_intervals(
-            loss_by_bin(word_ids, counts, losses, by=previous), previous
-        ),
+        word_bins=sample.loss_by_bin(word_ids),
+        previous_bins=sample.loss_by_bin(previous),
         words={
             label: word_lists(word_ids, counts, nll, losses[reference], sample.blocks.block_of_word)
             for label, nll in losses.items()
@@ -332,11 +297,10 @@ def build_study(
         vocabulary=text.vocabulary,
         protocol={**protocol, **_trained_with(members)},
         blocks=sample.blocks,
-        intervals=_perplexities(everything),
-        known_intervals=_perplexities(known),
-        differences=_differences(known if is_mixed else everything),
-        rare=_on_rare(sample, word_ids, counts),
-        after_rare=_on_rare(sample, previous, counts),
+        intervals={label: i.as_perplexity for label, i in intervals.items() if i is not None},
+        differences=_differences(estimates),
+        rare=_differences(sample.estimates(is_rare(word_ids, counts))),
+        after_rare=_differences(sample.estimates(is_rare(previous, counts))),
         contexts=tuple(contexts),
         tried=tuple(tried),
     )
@@ -365,20 +329,9 @@ def _trained_with(members: Sequence[StudyMember]) -> dict[str, str]:
     return {"trained with": "; ".join(dict.fromkeys(texts))} if texts else {}
 
 
-def _perplexities(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
-    intervals = {label: estimate.interval for label, estimate in estimates.items()}
-    return {label: i.as_perplexity for label, i in intervals.items() if i is not None}
-
-
-def _differences(estimates: Mapping[str, Estimate]) -> tuple[Difference, ...]:
-    differences = []
-    for (label, ours), (other, theirs) in combinations(estimates.items(), 2):
-        if (nats := (ours - theirs).interval) is not None:
-            differences.append(Difference(label=label, other=other, nats=nats))
-    return tuple(differences)
-
-
-def _on_rare(sample: Sample, deciding_words: IntArray, counts: IntArray) -> tuple[Difference, ...]:
-    """Return differences on words whose entry in `deciding_words` is a rare word."""
-    is_rare = bin_indices(deciding_words, counts) == BIN_NAMES.index(RARE)
-    return _differences(sample.estimates(is_rare)) if is_rare.any() else ()
+def _differences(estimates: Mapping[str, Estimate]) -> Differences:
+    return {
+        (label, other): interval
+        for (label, ours), (other, theirs) in combinations(estimates.items(), 2)
+        if (interval := (ours - theirs).interval) is not None
+    }

@@ -142,7 +142,7 @@ def _perplexity_column(split: str, *, known: bool = False) -> Column:
 
 def _interval_column(study: Study) -> Column:
     def format_interval(row: ModelRow, form: Callable[[float], str], empty: str | None) -> Any:
-        interval = study.headline_interval(row)
+        interval = study.intervals.get(row.label)
         return f"{form(interval.low)} to {form(interval.high)}" if interval else empty
 
     return Column(
@@ -158,7 +158,7 @@ def _difference_column(study: Study) -> Column:
 
     def value(row: ModelRow) -> Value:
         difference = study.difference(row.label, best)
-        return difference.nats.as_perplexity.estimate - 1 if difference else None
+        return difference.as_perplexity.estimate - 1 if difference else None
 
     def text(row: ModelRow) -> str:
         if row.label == best:
@@ -166,7 +166,7 @@ def _difference_column(study: Study) -> Column:
         difference = study.difference(row.label, best)
         if difference is None:
             return "no interval" if row.perplexity else EMPTY
-        ratio = difference.nats.as_perplexity
+        ratio = difference.as_perplexity
         change, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
         mark = ", not significant" if row.label in tied else ""
         return f"{change:+.1f}% ({low:.1f} to {high:.1f}){mark}"
@@ -223,8 +223,8 @@ def pairs(study: Study) -> Grid:
         difference = study.difference(label, other)
         if difference is None:
             return "" if label == other else EMPTY
-        text = percent_of(difference.nats)
-        return f"**{text}**" if difference.nats.excludes_zero else text
+        text = percent_of(difference)
+        return f"**{text}**" if difference.excludes_zero else text
 
     return Grid(["", *labels], [[a, *(cell(a, b) for b in labels)] for a in labels])
 
@@ -248,7 +248,7 @@ def bins(study: Study, chosen: Sequence[FrequencyBin]) -> Grid:
 
 def bin_loss(b: FrequencyBin, label: str) -> str:
     """`4.21 (4.10 to 4.32)`."""
-    text = number(b.loss.get(label), 2)
+    text = number(b.loss.get(label))
     if label in b.interval:
         low, high = b.interval[label]
         text += f" ({low:.2f} to {high:.2f})"
@@ -314,14 +314,14 @@ def scoring(study: Study) -> Grid:
     return Grid(names, rows)
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None) -> str:
     """Format a number, or a dash if it is missing."""
     if value is None or math.isnan(value):
         return EMPTY
     if math.isinf(value):
         return "infinite"
     # Models that nearly diverged have huge perplexities.
-    return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.2e}"
+    return f"{value:,.2f}" if abs(value) < 1e9 else f"{value:.2e}"
 
 
 def spread(summary: SeedMean | None) -> str:

@@ -92,8 +92,8 @@ def word_lists(
     )
 
 
-def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray:
-    """Return a mask of the tests that are significant at this false discovery rate.
+def discoveries(p: FloatArray) -> np.ndarray:
+    """Return a mask of the tests that are significant at `FALSE_DISCOVERY_RATE`.
 
     The procedure is that of Benjamini and Hochberg (1995).
 
@@ -101,7 +101,7 @@ def discoveries(p: FloatArray, rate: float = FALSE_DISCOVERY_RATE) -> np.ndarray
     [True, False, True, False]
     """
     ascending = np.sort(p)
-    is_below = ascending <= rate * np.arange(1, len(p) + 1) / max(1, len(p))
+    is_below = ascending <= FALSE_DISCOVERY_RATE * np.arange(1, len(p) + 1) / max(1, len(p))
     limit = ascending[is_below].max(initial=-1.0)
     return np.asarray(p <= limit)
 

@@ -14,7 +14,7 @@ from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
 from zipflm.studies.findings import paper_dataset, summary
 from zipflm.studies.statistics import FEW_BLOCKS, MIN_INTERVAL_BLOCKS
-from zipflm.studies.study import ModelRow, Study
+from zipflm.studies.study import NOT_COMPILED, ModelRow, Study
 from zipflm.studies.tables import duration, millions, number
 from zipflm.studies.word_lists import MIN_BLOCKS, MIN_TOKENS
 
@@ -133,7 +133,7 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
         (millions(small.num_params), small.label, "fewest parameters"),
     ]
     times = {row.label: t for row in study.finished if (t := row.mean("seconds")) is not None}
-    if times and not any(row.doubts for row in study.finished):
+    if times and not any(row.ran_uncompiled for row in study.finished):
         fast = min(times, key=lambda label: times[label])
         description = "shortest training time, without compilation"
         figures.append((duration(times[fast]), fast, description))
@@ -153,7 +153,7 @@ def findings(study: Study) -> list[str]:
         for row in study.finished
         if row.problem
     ]
-    sentences += [f"{row.label} {doubt}." for row in study.rows for doubt in row.doubts]
+    sentences += [f"{row.label} {NOT_COMPILED}." for row in study.rows if row.ran_uncompiled]
     if len(study.finished) > 1 and not study.missing:
         sentences.append(_about_intervals(study))
     return sentences
