@@ -26,12 +26,12 @@ from zipflm.evaluation.device import resolve_device
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import Evaluation
 from zipflm.evaluation.scoring import score
-from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.memory.specs import open_memories
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
 from zipflm.runs.load import LoadedRun, load_run, with_words
 from zipflm.storage import TEMPORARY_REMEDY, report_full_disk
+from zipflm.training.distributed import SINGLE_PROCESS, Process
 
 AnyPath = str | PathLike[str]
 
@@ -113,7 +113,7 @@ def evaluate(
     options: ScoringOptions | None = None,
     encoding: str = UTF_8,
     errors: Errors = "strict",
-    share: Share = SINGLE_PROCESS,
+    share: Process = SINGLE_PROCESS,
 ) -> Evaluation:
     """Score a split of a data folder (default: test) or a text with a checkpoint of a run.
 
@@ -163,7 +163,7 @@ def score_split(
     options: ScoringOptions,
     *,
     source: str | None = None,
-    share: Share = SINGLE_PROCESS,
+    share: Process = SINGLE_PROCESS,
 ) -> Evaluation:
     """Score one split. Raises ValueError if the split was not prepared for this run, or is damaged.
 
@@ -175,7 +175,10 @@ def score_split(
     memories = share.run_on_all(lambda: open_memories(options.memory, run, chosen.device))
     if memories is not None and memories.has_cache and share.world_size > 1:
         raise ValueError("memory=cache: needs the full text; run a single process")
-    _require_same_everywhere(run, folder, split, share)
+    share.require_same(
+        {"hash of the weights": run.weights_hash, "hash of the text": folder.split(split).sha256},
+        "use the same folders, or copies of them, in all processes",
+    )
     started = time.perf_counter()
     with progress_label(f"scoring {split if source is None else source}"):
         scores = score(
@@ -223,14 +226,6 @@ def batches_of(
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens
     return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, in_order=in_order)
-
-
-def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:
-    if len(set(share.all_gather((run.weights_hash, folder.split(split).sha256)))) > 1:
-        raise ValueError(
-            f"{run} or the split {split} of {folder.path} is not the same in all processes; use "
-            "the same folders, or copies of them, in all processes"
-        )
 
 
 @contextmanager
