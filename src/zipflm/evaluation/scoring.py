@@ -84,8 +84,21 @@ def score(
             "the batches do not contain every token once; pass those of the full split"
         )
     targets = predicted_ids(ids, model.config.num_predicted)
-    scores = _token_scores(batches, targets, nll, ends_word, positions, precision)
-    return scores if memories is None else scores.with_memory(memories.names)
+    is_word_model = bool(ends_word.all())
+    # If every token ends a word, a view of a single value saves memory.
+    ends = np.broadcast_to(True, len(nll)) if is_word_model else ends_word[targets]
+    protocol = ScoringProtocol(
+        unit="word" if is_word_model else "bpe",
+        blocks=batches.blocks,
+        tokens=len(nll),
+        words=count_words(ends),
+        unk=int(np.count_nonzero(targets == UNKNOWN)),
+        eos=int(np.count_nonzero(targets == END)),
+        positions=positions,
+        dtype=precision,
+        memory=() if memories is None else memories.names,
+    )
+    return TokenScores(targets, nll, ends, protocol)
 
 
 def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
@@ -264,29 +277,6 @@ def _collect(batch: _PendingBatch, nll: NDArray[np.float32]) -> int:
     values = batch.values.numpy()
     nll[batch.positions] = values
     return int(np.count_nonzero(~np.isfinite(values)))
-
-
-def _token_scores(
-    batches: Batches,
-    targets: NDArray[Any],
-    nll: NDArray[np.float32],
-    ends_word: NDArray[np.bool_],
-    positions: int,
-    precision: str,
-) -> TokenScores:
-    # If every token ends a word, a view of a single value saves memory.
-    ends = np.broadcast_to(True, len(nll)) if ends_word.all() else ends_word[targets]
-    protocol = ScoringProtocol(
-        unit="word" if ends_word.all() else "bpe",
-        blocks=batches.blocks,
-        tokens=len(nll),
-        words=count_words(ends),
-        unk=int(np.count_nonzero(targets == UNKNOWN)),
-        eos=int(np.count_nonzero(targets == END)),
-        positions=positions,
-        dtype=precision,
-    )
-    return TokenScores(targets, nll, ends, protocol)
 
 
 @torch.no_grad()

@@ -119,30 +119,31 @@ class TextReader:
         """
         return self._is_pre_split or self.encoder.ids([word])[0] == ids
 
-    @property
-    def _is_plain(self) -> bool:
-        """True if words can be found with `str.split`, which is faster."""
-        return self.encoder.splitter.splitting.is_plain and not self._is_pre_split
-
     def _encode(self, text: str, lines: list[_Line], has_end: list[bool]) -> EncodedText:
-        if not self._is_plain:
+        words: list[str] = []
+        ids: list[tuple[int, ...]] = []
+        if self.encoder.splitter.splitting.is_plain and not self._is_pre_split:
+            # Without spans, which are rarely needed, words can be found faster.
+            for (_, line, _), has_end_token in zip(lines, has_end, strict=True):
+                line_words = line.split()
+                words += line_words
+                ids += self.encoder.ids(line_words)
+                if has_end_token:
+                    words.append(SPECIALS[END])
+                    ids.append((END,))
+            encoded = None
+        else:
             encoded = self._with_spans(lines, has_end)
-            spans = [word.span for word in encoded]
             words, ids = [word.word for word in encoded], [word.ids for word in encoded]
-            return _assemble(text, words, ids, lambda: spans, self.num_predicted)
-        words, ids = [], []
-        for (_, line, _), has_end_token in zip(lines, has_end, strict=True):
-            line_words = line.split()
-            words += line_words
-            ids += self.encoder.ids(line_words)
-            if has_end_token:
-                words.append(SPECIALS[END])
-                ids.append((END,))
-        return _assemble(
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
+        starts = np.cumsum(lengths) - lengths
+        return EncodedText(
             text,
             words,
-            ids,
-            lambda: [word.span for word in self._with_spans(lines, has_end)],
+            flat,
+            starts,
+            lambda: [word.span for word in encoded or self._with_spans(lines, has_end)],
             self.num_predicted,
         )
 
@@ -171,19 +172,6 @@ class TextReader:
             words.append(piece)
             is_open = not self.ends_word[piece.ids[-1]]
         return words
-
-
-def _assemble(
-    text: str,
-    words: list[str],
-    ids: list[tuple[int, ...]],
-    find_spans: Callable[[], list[tuple[int, int]]],
-    num_predicted: int,
-) -> EncodedText:
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
-    starts = np.cumsum(lengths) - lengths
-    return EncodedText(text, words, flat, starts, find_spans, num_predicted)
 
 
 def _lines(text: str) -> Iterator[_Line]:
