@@ -48,7 +48,6 @@ def test_ids_come_from_the_vocabulary(adp):
     encoded = adp.reader.text("ba qqq\nba")
     ba = adp.vocabulary.id("ba")
     assert encoded.ids.tolist() == [ba, UNKNOWN, END, ba, END]
-    assert encoded.line_ends.tolist() == [2, 4]
     assert encoded.ids.dtype == np.int64
 
 

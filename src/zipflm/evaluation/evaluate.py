@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks, BreakMode, Config
+from zipflm.config.checks import Checked
 from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
@@ -45,7 +45,7 @@ _MAX_CONTINUED_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringOptions:
+class ScoringOptions(Checked):
     """Options for scoring. None selects the setting of the run, or a default for the device."""
 
     block: int | None = None
@@ -56,17 +56,6 @@ class ScoringOptions:
     dtype: Precision = "float32"
     memory: tuple[str, ...] = ()
     """Memories to mix with the model, such as `cache:2000` or the folder of a store."""
-
-    def __post_init__(self) -> None:
-        if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
-            raise ValueError(
-                f"break_mode={self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
-                "(fairseq's eos is sentence)"
-            )
-        if self.dtype not in get_args(Precision):
-            raise ValueError(f"dtype={self.dtype}: choose from {', '.join(get_args(Precision))}")
-        if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens={self.batch_tokens}: must be at least 1")
 
     def resolved(self, config: Config) -> ResolvedOptions:
         """Fill in the defaults. Raises ValueError if the options conflict."""

@@ -52,11 +52,6 @@ class EncodedText:
         return self.find_spans()
 
     @cached_property
-    def line_ends(self) -> NDArray[np.int64]:
-        """Indices of the `</s>` words."""
-        return np.flatnonzero(self.ids[self.starts] == END)
-
-    @cached_property
     def is_unknown(self) -> NDArray[np.bool_]:
         """Per word: True if the word, or a piece of it, is scored as `<unk>`."""
         is_unknown = (self.ids == UNKNOWN) | (self.ids >= self.num_predicted)
