@@ -79,11 +79,9 @@ class TextReader:
     def text(self, text: str, *, ends: bool = True) -> EncodedText:
         """Encode a text of one or more lines.
 
-        Raises ValueError if it is empty, or contains NUL or characters that UTF-8 cannot encode.
-        With `ends=False`, no `</s>` is added to a last line that has no line end.
+        Raises ValueError if it contains NUL or characters that UTF-8 cannot encode. With
+        `ends=False`, no `</s>` is added to a last line that has no line end.
         """
-        if not text:
-            raise ValueError("text='': empty; give at least one word or line")
         if (nul := text.find("\0")) >= 0:
             raise ValueError(f"text: NUL at character {nul}; pass text, not binary data")
         try:
@@ -104,7 +102,7 @@ class TextReader:
     def prefix(self, prefix: str) -> Ids:
         """Return the ids of a text that will be continued. It can be empty. No `</s>` is added
         unless it ends with a line end."""
-        return self.text(prefix, ends=False).ids if prefix else np.zeros(0, dtype=np.int64)
+        return self.text(prefix, ends=False).ids
 
     def is_encoding_of(self, word: str, ids: tuple[int, ...]) -> bool:
         """Return True if `word` is encoded as `ids`.
