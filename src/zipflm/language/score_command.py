@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config.checks import Checked
-from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
+from zipflm.data.text import UTF_8, check_encoding, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
 from zipflm.evaluation.progress import report_progress
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
@@ -77,10 +77,12 @@ class ScoreOptions(Checked):
 
 
 def score_files(
-    lm: TrainedModel, patterns: Sequence[str], options: ScoreOptions
+    lm: TrainedModel, names: Sequence[str], options: ScoreOptions
 ) -> Iterator[list[str]]:
-    """Yield groups of rows: the header, the rows of each file, and the total if requested."""
-    names = expand(patterns)
+    """Yield groups of rows: the header, the rows of each file, and the total if requested.
+
+    `-` is standard input.
+    """
     if options.top:
         require_k(options.top, lm.reader, "top")
     table = ScoreTable(options, lm.statistics, has_file_column=len(names) > 1)
