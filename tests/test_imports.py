@@ -35,7 +35,8 @@ ALLOWED = {
     "memory.building": {"memory", "evaluation", "runs.load", "model.precision"}
     | {"data.batches", "data.folder", "data.vocabulary", "settings", "storage"},
     "memory.tuning": {"memory", "evaluation", "runs.load", "data.folder", "settings", "units"},
-    "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"},
+    "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"}
+    | {"training.distributed"},
     "language": {"memory", "evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
     "training": {"evaluation", "runs", "model", "data", "config", "field_help"}

@@ -37,7 +37,7 @@ def test_rejects_invalid_sizes(text):
     [
         ("evaluate run --device h200", "--device h200: choose cpu, cuda, cuda:N or mps"),
         ("info --data d --device abacus", "--device abacus: choose cpu"),
-        ("evaluate run --dtype int8", "--dtype int8: choose from float32, bfloat16, float16"),
+        ("evaluate run --dtype int8", "--dtype 'int8': choose from float32, bfloat16, float16"),
         ("prepare t --out o --bpe much", "--bpe.*much: write a number, e.g. 5000000, 5M or 500k"),
     ],
 )

@@ -265,9 +265,8 @@ def test_rejects_a_text_without_words(run, tmp_path):
     [
         ((), "data, text: give a data folder or a text file"),
         (("--text", "x", "--data", "y"), "data, text: give a data folder or a text file"),
-        (("--text", "x", "--break", "eos"), "--break eos: choose from none, complete, sentence"),
-        (("--text", "x", "--dtype", "int8"), "--dtype int8: choose from"),
-        (("--text", "x", "--batch-tokens", "0"), "--batch-tokens 0: must be at least 1"),
+        (("--text", "x", "--break", "eos"), "--break 'eos': choose from none, complete, sentence"),
+        (("--text", "x", "--dtype", "int8"), "--dtype 'int8': choose from"),
         (("--text", "x", "--batch-tokens", "10"), "--batch-tokens 10: must hold at least one"),
         (("--text", "x", "--block", "0"), "--block 0: must be at least 1"),
         (("--text", "x", "--split", "test"), "--split test: only for a data folder"),

@@ -11,8 +11,7 @@ from started_together import run_together
 from training_runs import in_processes, run
 
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.evaluation.sharing import SINGLE_PROCESS
-from zipflm.training.distributed import started
+from zipflm.training.distributed import SINGLE_PROCESS, started
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
@@ -124,7 +123,7 @@ def test_rejects_different_weights(trained, word_data, tmp_path):
         (tmp_path / f"run-{rank}").symlink_to(path)
     options = ["--data", word_data.path, "--split", "valid"]
     error = error_of(tmp_path / "two", "evaluate", tmp_path / "run-{RANK}", *options)
-    assert "is not the same in all processes" in error
+    assert "hash of the weights is" in error and "use the same folders" in error
 
 
 def test_report_of_two_processes_equals_that_of_one(trained, word_data, tmp_path):

@@ -44,18 +44,16 @@ def perplexity(p):
 
 def test_averages_probabilities(write):
     found = ensemble([write("a", A), write("b", B)])
-    assert math.exp(found.nats) == pytest.approx(perplexity((A + B) / 2))
-    assert [math.exp(m.nats) for m in found.members] == pytest.approx(
-        [perplexity(A), perplexity(B)]
-    )
+    assert math.exp(found.nll) == pytest.approx(perplexity((A + B) / 2))
+    assert [math.exp(m.nll) for m in found.members] == pytest.approx([perplexity(A), perplexity(B)])
     assert (found.words, found.ends, found.unknown) == (8, 3, 0)
     assert found.notes == ()
 
 
 def test_normalizes_weights(write):
     found = ensemble([write("a", A), write("b", B)], [3, 1])
-    assert math.exp(found.nats) == pytest.approx(perplexity(0.75 * A + 0.25 * B))
-    assert found.option == "0.75,0.25"
+    assert math.exp(found.nll) == pytest.approx(perplexity(0.75 * A + 0.25 * B))
+    assert found.as_text().endswith("--weights 0.75,0.25")
 
 
 def test_ensembles_can_be_nested(write, tmp_path):
@@ -64,7 +62,7 @@ def test_ensembles_can_be_nested(write, tmp_path):
     ensemble(names[:2], out=out)
     nested = ensemble([out, names[2]], [2, 1])
     flat = ensemble(names)
-    assert nested.nats == pytest.approx(flat.nats, abs=1e-6)
+    assert nested.nll == pytest.approx(flat.nll, abs=1e-6)
     header = (tmp_path / "ab").read_text().splitlines()[0]
     assert header.endswith("# run=ensemble weights=0.5,0.5 unit=word lines=independent block=16")
 
@@ -75,7 +73,7 @@ def test_json_lines(write, tmp_path):
         rows.append({"line": line, "position": position, "word": word, "logprob": math.log(p)})
     (tmp_path / "b").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = ensemble([str(tmp_path / "b"), write("a", A)], out=str(tmp_path / "out"))
-    assert math.exp(found.nats) == pytest.approx(perplexity((A + B) / 2))
+    assert math.exp(found.nll) == pytest.approx(perplexity((A + B) / 2))
     header, first, *_ = map(json.loads, (tmp_path / "out").read_text().splitlines())
     assert header["protocol"]["run"] == "ensemble" and first["word"] == "the"
 
@@ -117,12 +115,12 @@ def test_notes_words_unknown_to_some_models(write):
 
 
 def test_em_minimizes_perplexity(write):
-    found = ensemble([write("a", A), write("b", B)], best_weights=True)
+    found = ensemble([write("a", A), write("b", B)], "fit")
     every = [perplexity(w * A + (1 - w) * B) for w in np.linspace(0, 1, 1001)]
-    assert math.exp(found.nats) == pytest.approx(min(every), abs=1e-6)
+    assert math.exp(found.nll) == pytest.approx(min(every), abs=1e-6)
     assert found.members[0].weight == pytest.approx(np.argmin(every) / 1000, abs=2e-3)
     again = ensemble([write("a", A), write("b", B)], [m.weight for m in found.members])
-    assert again.nats == pytest.approx(found.nats, abs=1e-9)
+    assert again.nll == pytest.approx(found.nll, abs=1e-9)
 
 
 @settings(max_examples=30)
@@ -154,13 +152,6 @@ def test_weight_0_ignores_a_model():
 def test_rejects_bad_weights(write, weights, message):
     with pytest.raises(ValueError, match=message):
         ensemble([write("a", A), write("b", B)], weights)
-
-
-def test_rejects_one_file_and_two_kinds_of_weights(write):
-    with pytest.raises(ValueError, match="two or more files"):
-        ensemble([write("a", A)])
-    with pytest.raises(ValueError, match="use only one of them"):
-        ensemble([write("a", A), write("b", B)], [1, 1], best_weights=True)
 
 
 def test_failed_ensemble_leaves_no_output(write, tmp_path):

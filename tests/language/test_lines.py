@@ -42,10 +42,3 @@ def test_rejects_invalid_text_with_its_line(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(numbered_lines(str(path)))
-
-
-def test_rejects_missing_files_and_folders(tmp_path):
-    with pytest.raises(FileNotFoundError, match="absent: no such file"):
-        list(numbered_lines(str(tmp_path / "absent")))
-    with pytest.raises(IsADirectoryError, match="a folder; name a file"):
-        list(numbered_lines(str(tmp_path)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zipflm.language.score_table import read_scores, write_scores
+from zipflm.language.score_table import ScoreFile, read_scores, write_scores
 
 TSV = (
     "line\tposition\tword\tlogprob\tband\tcount\tunknown\t# run=runs/a lines=independent block=16\n"
@@ -66,7 +66,7 @@ def test_round_trip(write, format):
     keys = [(1 + n // 3, 1 + n % 3, f"w{n}\u00f6") for n in range(10)]
     logprob, unknown = -np.arange(10) / 8, np.arange(10) % 2 == 0
     text = io.StringIO()
-    write_scores(text, format, {"run": "ensemble"}, keys, logprob, unknown)
+    write_scores(text, ScoreFile("", format, {"run": "ensemble"}, keys, logprob, unknown))
     file = read_scores(write(text.getvalue()))
     assert file.keys == keys
     assert file.logprob.tolist() == logprob.tolist()

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -157,10 +157,11 @@ def _average(files: list[str], weights: str | None, out: str | None, as_json: bo
     from zipflm.language.files import check_destination
 
     check_destination("--out", out, files)
-    fit = weights == "fit"
-    shares = None if weights is None or fit else parse_numbers("--weights", [weights], float)
+    shares: tuple[float, ...] | Literal["fit"] | None = None
+    if weights is not None:
+        shares = "fit" if weights == "fit" else parse_numbers("--weights", [weights], float)
     with cleanup_on_sigterm():
-        result = ensemble(files, shares, best_weights=fit, out=out)
+        result = ensemble(files, shares, out=out)
         show = echo_stderr if out == "-" else echo  # with --out -, stdout has the scores
         show(result.as_json() if as_json else result.as_text())
 

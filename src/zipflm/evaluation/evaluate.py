@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks, BreakMode, Config
+from zipflm.config.checks import Checked
 from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
 from zipflm.data.prepare import Options, prepare
@@ -26,12 +26,12 @@ from zipflm.evaluation.device import resolve_device
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import Evaluation
 from zipflm.evaluation.scoring import score
-from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.memory.specs import open_memories
 from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
 from zipflm.runs.load import LoadedRun, load_run, with_words
 from zipflm.storage import TEMPORARY_REMEDY, report_full_disk
+from zipflm.training.distributed import SINGLE_PROCESS, Process
 
 AnyPath = str | PathLike[str]
 
@@ -45,7 +45,7 @@ _MAX_CONTINUED_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringOptions:
+class ScoringOptions(Checked):
     """Options for scoring. None selects the setting of the run, or a default for the device."""
 
     block: int | None = None
@@ -56,17 +56,6 @@ class ScoringOptions:
     dtype: Precision = "float32"
     memory: tuple[str, ...] = ()
     """Memories to mix with the model, such as `cache:2000` or the folder of a store."""
-
-    def __post_init__(self) -> None:
-        if self.break_mode is not None and self.break_mode not in get_args(BreakMode):
-            raise ValueError(
-                f"break_mode={self.break_mode}: choose from {', '.join(get_args(BreakMode))} "
-                "(fairseq's eos is sentence)"
-            )
-        if self.dtype not in get_args(Precision):
-            raise ValueError(f"dtype={self.dtype}: choose from {', '.join(get_args(Precision))}")
-        if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens={self.batch_tokens}: must be at least 1")
 
     def resolved(self, config: Config) -> ResolvedOptions:
         """Fill in the defaults. Raises ValueError if the options conflict."""
@@ -113,7 +102,7 @@ def evaluate(
     options: ScoringOptions | None = None,
     encoding: str = UTF_8,
     errors: Errors = "strict",
-    share: Share = SINGLE_PROCESS,
+    share: Process = SINGLE_PROCESS,
 ) -> Evaluation:
     """Score a split of a data folder (default: test) or a text with a checkpoint of a run.
 
@@ -163,7 +152,7 @@ def score_split(
     options: ScoringOptions,
     *,
     source: str | None = None,
-    share: Share = SINGLE_PROCESS,
+    share: Process = SINGLE_PROCESS,
 ) -> Evaluation:
     """Score one split. Raises ValueError if the split was not prepared for this run, or is damaged.
 
@@ -175,7 +164,10 @@ def score_split(
     memories = share.run_on_all(lambda: open_memories(options.memory, run, chosen.device))
     if memories is not None and memories.has_cache and share.world_size > 1:
         raise ValueError("memory=cache: needs the full text; run a single process")
-    _require_same_everywhere(run, folder, split, share)
+    share.require_same(
+        {"hash of the weights": run.weights_hash, "hash of the text": folder.split(split).sha256},
+        "use the same folders, or copies of them, in all processes",
+    )
     started = time.perf_counter()
     with progress_label(f"scoring {split if source is None else source}"):
         scores = score(
@@ -223,14 +215,6 @@ def batches_of(
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens
     return Batches(tokens, options.blocks, max_tokens=size, shuffle=False, in_order=in_order)
-
-
-def _require_same_everywhere(run: LoadedRun, folder: DataFolder, split: str, share: Share) -> None:
-    if len(set(share.all_gather((run.weights_hash, folder.split(split).sha256)))) > 1:
-        raise ValueError(
-            f"{run} or the split {split} of {folder.path} is not the same in all processes; use "
-            "the same folders, or copies of them, in all processes"
-        )
 
 
 @contextmanager

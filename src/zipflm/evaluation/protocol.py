@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,12 @@ class ScoringProtocol:
 
     def by_name(self) -> dict[str, str | int]:
         """Return all fields in one flat dictionary; `memory` only if it is not empty."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        del values["blocks"], values["memory"]
-        blocks = {f.name: getattr(self.blocks, f.name) for f in fields(self.blocks)}
-        memory = {"memory": " + ".join(self.memory)} if self.memory else {}
-        return {"unit": values.pop("unit")} | blocks | values | memory
+        values = asdict(self)
+        blocks, memory = values.pop("blocks"), values.pop("memory")
+        flat: dict[str, str | int] = {"unit": values.pop("unit")} | blocks | values
+        if memory:
+            flat["memory"] = " + ".join(memory)
+        return flat
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,6 @@ class TokenScores:
     def perplexity(self) -> float:
         """Per word."""
         return perplexity(self.nats_per_word)
-
-    def with_memory(self, names: tuple[str, ...]) -> TokenScores:
-        return replace(self, protocol=replace(self.protocol, memory=names))
 
     def words(self) -> NDArray[np.float64]:
         """Return the nll of each word, summed over its pieces."""

@@ -26,13 +26,13 @@ from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows
 from zipflm.evaluation.progress import report_progress
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
-from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.memory.mixing import Mixture
 from zipflm.memory.specs import Memories
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.runs.records import Sums
+from zipflm.training.distributed import SINGLE_PROCESS, Process
 
 Ids = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ def score(
     ends_word: NDArray[np.bool_],
     precision: Precision = "float32",
     memories: Memories | None = None,
-    share: Share = SINGLE_PROCESS,
+    share: Process = SINGLE_PROCESS,
 ) -> TokenScores:
     """Return the nll of every token of a split, in the order of the text.
 
@@ -84,8 +84,21 @@ def score(
             "the batches do not contain every token once; pass those of the full split"
         )
     targets = predicted_ids(ids, model.config.num_predicted)
-    scores = _token_scores(batches, targets, nll, ends_word, positions, precision)
-    return scores if memories is None else scores.with_memory(memories.names)
+    is_word_model = bool(ends_word.all())
+    # If every token ends a word, a view of a single value saves memory.
+    ends = np.broadcast_to(True, len(nll)) if is_word_model else ends_word[targets]
+    protocol = ScoringProtocol(
+        unit="word" if is_word_model else "bpe",
+        blocks=batches.blocks,
+        tokens=len(nll),
+        words=count_words(ends),
+        unk=int(np.count_nonzero(targets == UNKNOWN)),
+        eos=int(np.count_nonzero(targets == END)),
+        positions=positions,
+        dtype=precision,
+        memory=() if memories is None else memories.names,
+    )
+    return TokenScores(targets, nll, ends, protocol)
 
 
 def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
@@ -94,7 +107,7 @@ def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
     return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 
 
-def batch_windows(batches: Batches, share: Share = SINGLE_PROCESS) -> Iterator[Windows]:
+def batch_windows(batches: Batches, share: Process = SINGLE_PROCESS) -> Iterator[Windows]:
     """Yield the windows of each batch that this process scores, and report progress.
 
     In break mode `stream`, the first process scores all batches, because each needs the state after
@@ -109,7 +122,11 @@ def batch_windows(batches: Batches, share: Share = SINGLE_PROCESS) -> Iterator[W
 
 
 def _gather(
-    nll: NDArray[np.float32], positions: int, scored: int, device: torch.device | str, share: Share
+    nll: NDArray[np.float32],
+    positions: int,
+    scored: int,
+    device: torch.device | str,
+    share: Process,
 ) -> tuple[NDArray[np.float32], int, int]:
     """Combine the results of all processes; each has NaN for the tokens of the others."""
     counts = torch.tensor([positions, scored], device=device)
@@ -260,29 +277,6 @@ def _collect(batch: _PendingBatch, nll: NDArray[np.float32]) -> int:
     values = batch.values.numpy()
     nll[batch.positions] = values
     return int(np.count_nonzero(~np.isfinite(values)))
-
-
-def _token_scores(
-    batches: Batches,
-    targets: NDArray[Any],
-    nll: NDArray[np.float32],
-    ends_word: NDArray[np.bool_],
-    positions: int,
-    precision: str,
-) -> TokenScores:
-    # If every token ends a word, a view of a single value saves memory.
-    ends = np.broadcast_to(True, len(nll)) if ends_word.all() else ends_word[targets]
-    protocol = ScoringProtocol(
-        unit="word" if ends_word.all() else "bpe",
-        blocks=batches.blocks,
-        tokens=len(nll),
-        words=count_words(ends),
-        unk=int(np.count_nonzero(targets == UNKNOWN)),
-        eos=int(np.count_nonzero(targets == END)),
-        positions=positions,
-        dtype=precision,
-    )
-    return TokenScores(targets, nll, ends, protocol)
 
 
 @torch.no_grad()

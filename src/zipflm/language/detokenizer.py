@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from zipflm.data.bpe import join
 from zipflm.data.vocabulary import CONTINUES, END
 from zipflm.language.next_words import MAX_PIECES
@@ -76,5 +78,5 @@ def join_pieces(pieces: Sequence[str]) -> str:
 
 def last_line(text: EncodedText) -> Sequence[str]:
     """Return the words after the last line end."""
-    line_ends = text.line_ends
+    line_ends = np.flatnonzero(text.ids[text.starts] == END)
     return text.words[line_ends[-1] + 1 if len(line_ends) else 0 :]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,128 +34,101 @@ _MODEL_KEYS = ("run", "checkpoint", "weights")
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    name: str
+    file: str
     weight: float
-    nats: float
-    """Mean nll per word."""
+    perplexity: float
+    nll: float
+    """Mean per word, in nats."""
     unknown: int
     """Number of words scored as `<unk>`."""
-    protocol: dict[str, str] = field(default_factory=dict)
+    protocol: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Ensemble:
     """Perplexity of an ensemble and its members."""
 
-    members: tuple[EnsembleMember, ...]
-    nats: float
-    """Mean nll per word."""
+    perplexity: float
+    nll: float
+    """Mean per word, in nats."""
     words: int
     """Number of words, including `</s>`."""
     ends: int
     """Number of `</s>`."""
     unknown: int
     """Number of words that are unknown in at least one file."""
+    members: tuple[EnsembleMember, ...]
     notes: tuple[str, ...]
 
     def as_json(self) -> str:
-        report = {
-            "perplexity": perplexity(self.nats),
-            "nll": self.nats,
-            "words": self.words,
-            "ends": self.ends,
-            "unknown": self.unknown,
-            "members": [
-                {
-                    "file": member.name,
-                    "weight": member.weight,
-                    "perplexity": perplexity(member.nats),
-                    "nll": member.nats,
-                    "unknown": member.unknown,
-                    "protocol": member.protocol,
-                }
-                for member in self.members
-            ],
-            "notes": list(self.notes),
-        }
-        return json.dumps(report, indent=1)
+        return json.dumps(asdict(self), indent=1)
 
     def as_text(self) -> str:
-        width = max(len("ensemble"), *(len(member.name) for member in self.members))
-        lines = [f"{'':{width}} {'perplexity':>12} {'nats':>9} {'weight':>8}"]
-        lines += [
-            f"{member.name:{width}} {perplexity(member.nats):12.4f} {member.nats:9.5f} "
-            f"{member.weight:8.4f}"
-            for member in self.members
-        ]
-        lines += [
-            f"{'ensemble':{width}} {perplexity(self.nats):12.4f} {self.nats:9.5f}",
-            f"{self.words:,} words, including {self.ends:,} line ends and {self.unknown:,} unknown "
-            "words",
-            *(f"note: {note}" for note in self.notes),
-            f"--weights {self.option}",
-        ]
-        return "\n".join(lines)
-
-    @property
-    def option(self) -> str:
-        """The weights as a value for `--weights`."""
-        return _format_weights([member.weight for member in self.members])
+        width = max(len("ensemble"), *(len(member.file) for member in self.members))
+        weights = _format_weights(member.weight for member in self.members)
+        return "\n".join(
+            [
+                f"{'':{width}} {'perplexity':>12} {'nats':>9} {'weight':>8}",
+                *(
+                    f"{m.file:{width}} {m.perplexity:12.4f} {m.nll:9.5f} {m.weight:8.4f}"
+                    for m in self.members
+                ),
+                f"{'ensemble':{width}} {self.perplexity:12.4f} {self.nll:9.5f}",
+                f"{self.words:,} words, including {self.ends:,} line ends and {self.unknown:,} "
+                "unknown words",
+                *(f"note: {note}" for note in self.notes),
+                f"--weights {weights}",
+            ]
+        )
 
 
 def ensemble(
     names: Sequence[str],
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Literal["fit"] | None = None,
     *,
-    best_weights: bool = False,
     out: str | None = None,
 ) -> Ensemble:
     """Average the probabilities in several files of scores for the same text.
 
-    Weights are normalized to sum to 1; the default is equal weights. `best_weights` fits them to
+    Weights are normalized to sum to 1. They are equal by default; `fit` finds the best ones for
     this text. With `out`, the averaged scores are written to this file.
     """
-    if len(names) < 2:
-        raise ValueError("an ensemble needs two or more files from zipflm score --per word")
-    if best_weights and weights is not None:
-        raise ValueError("weights, best_weights: use only one of them")
-    mixture = _check_weights(weights, len(names))
+    mixture = _check_weights(None if weights == "fit" else weights, len(names))
     files = [read_scores(name) for name in names]
     for file in files[1:]:
         _require_same_text(files[0], file)
     logprob_NM = np.stack([file.logprob for file in files], axis=1)
-    if best_weights:
+    if weights == "fit":
         mixture = em_weights(logprob_NM)
     average = average_logprobs(logprob_NM, mixture)
     unknown_NM = np.stack([file.unknown for file in files], axis=1)
     is_unknown: NDArray[np.bool_] = np.logical_or.reduce(unknown_NM, axis=1)
     if out is not None:
         protocol = _protocol(files, mixture)
+        averaged = replace(files[0], protocol=protocol, logprob=average, unknown=is_unknown)
         with destination(out) as output:
-            write_scores(output, files[0].format, protocol, files[0].keys, average, is_unknown)
+            write_scores(output, averaged)
     notes = _differences(files)
     if disputed := np.count_nonzero(is_unknown & ~unknown_NM.all(axis=1)):
         notes.append(
             f"{disputed:,} words are unknown to only some models; the perplexities are not "
             "comparable, because <unk> has the total probability of all unknown words"
         )
+    nll = -float(average.mean())
     return Ensemble(
-        members=tuple(
-            EnsembleMember(
-                shown(file.name),
-                weight,
-                -float(file.logprob.mean()),
-                int(file.unknown.sum()),
-                file.protocol,
-            )
-            for file, weight in zip(files, mixture.tolist(), strict=True)
-        ),
-        nats=-float(average.mean()),
+        perplexity=perplexity(nll),
+        nll=nll,
         words=len(average),
         ends=sum(word == SPECIALS[END] for _, _, word in files[0].keys),
         unknown=int(is_unknown.sum()),
+        members=tuple(map(_member, files, mixture.tolist())),
         notes=tuple(notes),
     )
+
+
+def _member(file: ScoreFile, weight: float) -> EnsembleMember:
+    nll, unknown = -float(file.logprob.mean()), int(file.unknown.sum())
+    return EnsembleMember(shown(file.name), weight, perplexity(nll), nll, unknown, file.protocol)
 
 
 def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[str, str]:

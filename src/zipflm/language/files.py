@@ -16,10 +16,6 @@ from zipflm.storage import atomic_write, report_full_disk
 
 def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
     """Yield the lines of a plain or compressed file, or of stdin (`-`), with numbers from 1."""
-    if name != STDIN and not os.path.exists(name):
-        raise FileNotFoundError(f"{name}: no such file; check the name")
-    if os.path.isdir(name):
-        raise IsADirectoryError(f"{name}: a folder; name a file")
     lines = (line for group, _ in line_groups(name, encoding=encoding) for line in group)
     for number, line in enumerate(lines, start=1):
         yield number, decode_line(name, number, line)

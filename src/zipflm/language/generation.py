@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.language.decoding import GeneratedWord, SamplingOptions, TextDecoder, TextInProgress
 from zipflm.language.detokenizer import Detokenizer, last_line
 from zipflm.language.engine import Engine
-from zipflm.language.text import EncodedText, TextReader
+from zipflm.language.text import TextReader
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,18 @@ class TextGenerator:
         if num < 1:
             raise ValueError(f"num={num}: must be at least 1")
         self._prompt = prompt
-        encoded = reader.text(prompt, ends=False) if prompt else None
-        ids = np.zeros(0, dtype=np.int64) if encoded is None else encoded.ids
-        line = () if encoded is None else last_line(encoded)
-        self.unknown_in_prompt: list[str] = [] if encoded is None else _unknown_words(encoded)
-        self._decoder = TextDecoder(engine, reader, use_cuda_graph=True)
-        self._rows = [
-            TextInProgress(
-                reader, ids, Detokenizer(reader, line, prompt[-1:].isspace()), options, index=index
-            )
-            for index in range(num)
+        encoded = reader.text(prompt, ends=False)
+        self.unknown_in_prompt: list[str] = [
+            word
+            for word, first_id in zip(encoded.words, encoded.ids[encoded.starts], strict=True)
+            if first_id == UNKNOWN
         ]
+        self._decoder = TextDecoder(engine, reader, use_cuda_graph=True)
+        self._rows = []
+        for index in range(num):
+            detokenizer = Detokenizer(reader, last_line(encoded), prompt[-1:].isspace())
+            row = TextInProgress(reader, encoded.ids, detokenizer, options, index=index)
+            self._rows.append(row)
 
     @property
     def has_slid(self) -> bool:
@@ -92,8 +91,3 @@ class TextGenerator:
         while self._decoder.rows:
             self._decoder.step()
             yield
-
-
-def _unknown_words(encoded: EncodedText) -> list[str]:
-    is_unknown = encoded.ids[encoded.starts] == UNKNOWN
-    return [word for word, unknown in zip(encoded.words, is_unknown, strict=True) if unknown]

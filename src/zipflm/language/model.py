@@ -53,9 +53,7 @@ from zipflm.settings import load_object
 # spellings take about 100 MB.
 _MAX_UNSEEN = 1 << 20
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float32, torch.bfloat16, torch.float16, torch.float64,
-)}  # fmt: skip
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def load(
@@ -370,24 +368,22 @@ class TrainedModel:
 def _engine(
     run: LoadedRun, options: ScoringOptions, dtype: torch.dtype | str, compile: bool
 ) -> Engine:
-    if isinstance(dtype, str):
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype={unquoted(dtype)}: choose from {', '.join(_DTYPES)}")
-        dtype = _DTYPES[dtype]
-    elif dtype not in _DTYPES.values():
-        raise ValueError(f"dtype={dtype}: choose from {', '.join(_DTYPES)}")
+    dtype_name = str(dtype).removeprefix("torch.")
+    if dtype_name not in _DTYPES:
+        raise ValueError(f"dtype={unquoted(dtype_name)}: choose from {', '.join(_DTYPES)}")
+    torch_dtype: torch.dtype = getattr(torch, dtype_name)
     chosen = replace(options, break_mode="none").resolved(run.config)
     blocks = chosen.blocks
     if options.context is None and not blocks.context:
         # Give every part of a long text some context.
         blocks = replace(blocks, context=blocks.block // 2)
-    model = run.model.to(device=chosen.device, dtype=dtype).eval()
+    model = run.model.to(device=chosen.device, dtype=torch_dtype).eval()
     _require_finite(run, model)
     return Engine(
         model=model,
         scorer=torch.compile(model, dynamic=True) if compile else model,  # type: ignore[arg-type]
         device=torch.device(chosen.device),
-        dtype=dtype,
+        dtype=torch_dtype,
         blocks=blocks,
         batch_tokens=chosen.batch_tokens,
         unit=run.config.batches.unit,

@@ -15,7 +15,6 @@ from zipflm.data.bpe import join
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.text import Ids, TextReader
-from zipflm.memory.mixing import Mixture
 from zipflm.model.sampling import most_likely
 
 MAX_PIECES = 64
@@ -39,7 +38,18 @@ def most_likely_words(
         return [
             _search_pieces(reader, _Pieces(engine, engine.inputs(ids), ids), k) for ids in prefixes
         ]
-    return _top_words(engine, reader, *engine.hidden_after(prefixes), k) if prefixes else []
+    if not prefixes:
+        return []
+    hidden, mixture = engine.hidden_after(prefixes)
+    with torch.inference_mode():
+        mix = None if mixture is None else mixture.log_probs
+        values, ids = most_likely(engine.model.output, hidden, k, mix)
+    require_no_nan(values)
+    words = reader.vocabulary.words
+    return [
+        [LikelyWord(words[i], value) for i, value in zip(*row, strict=True)]
+        for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def most_likely_words_at(
@@ -74,20 +84,6 @@ def require_no_nan(log_probs: Tensor) -> Tensor:
     if log_probs.isnan().any():
         raise non_finite_error()
     return log_probs
-
-
-@torch.inference_mode()
-def _top_words(
-    engine: Engine, reader: TextReader, hidden: Tensor, mixture: Mixture | None, k: int
-) -> list[list[LikelyWord]]:
-    words = reader.vocabulary.words
-    mix = None if mixture is None else mixture.log_probs
-    values, ids = most_likely(engine.model.output, hidden, k, mix)
-    require_no_nan(values)
-    return [
-        [LikelyWord(words[i], value) for i, value in zip(*row, strict=True)]
-        for row in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
 
 
 def _search_pieces(reader: TextReader, pieces: _Pieces, k: int) -> list[LikelyWord]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config.checks import Checked
-from zipflm.data.text import UTF_8, check_encoding, expand, line_groups, shown, stored_size
+from zipflm.data.text import UTF_8, check_encoding, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
 from zipflm.evaluation.progress import report_progress
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
@@ -77,18 +77,31 @@ class ScoreOptions(Checked):
 
 
 def score_files(
-    lm: TrainedModel, patterns: Sequence[str], options: ScoreOptions
+    lm: TrainedModel, names: Sequence[str], options: ScoreOptions
 ) -> Iterator[list[str]]:
-    """Yield groups of rows: the header, the rows of each file, and the total if requested."""
-    names = expand(patterns)
+    """Yield groups of rows: the header, the rows of each file, and the total if requested.
+
+    `-` is standard input.
+    """
     if options.top:
         require_k(options.top, lm.reader, "top")
     table = ScoreTable(options, lm.statistics, has_file_column=len(names) > 1)
     yield [table.header(_protocol(lm, options))]
-    total = stored_size(names)
+    total, prefix = stored_size(names), lm.reader.prefix(options.prefix)
     for name in names:
-        for lines in _scored_file(lm, name, options, total):
-            yield [row for line in lines for row in table.line(line)]
+        number = count(1)
+        for documents in _scored_file(lm, name, prefix, options, total):
+            yield [
+                row
+                for document in documents
+                for row in table.line(
+                    shown(name),
+                    next(number),
+                    document.text,
+                    nll_per_word(document.text, document.nll),
+                    _top(lm, document, prefix, options.top) if options.top else None,
+                )
+            ]
         yield [*table.end_of_document(shown(name))]
     yield [*table.end()]
 
@@ -112,32 +125,17 @@ def _protocol(lm: TrainedModel, options: ScoreOptions) -> dict[str, str | int]:
 
 
 def _scored_file(
-    lm: TrainedModel, name: str, options: ScoreOptions, total: int | None
-) -> Iterator[list[ScoredLine]]:
-    """Score a file or standard input. `total` is the size of all files in bytes, for the progress
-    bar."""
-    prefix, groups = lm.reader.prefix(options.prefix), _encoded(lm, name, options, total)
+    lm: TrainedModel, name: str, prefix: Ids, options: ScoreOptions, total: int | None
+) -> Iterator[list[ScoredDocument]]:
+    """Score the lines of a file or standard input. `total` is the size of all files in bytes, for
+    the progress bar."""
+    groups = _encoded(lm, name, options, total)
     if options.lines == "running":
         lines = chain.from_iterable(groups)
-        scored = scored_lines(lm.engine, lines, prefix, lm.running_blocks)
-    else:
-        # Yield the scores of available lines before waiting for more input.
-        top = 0 if lm.engine.unit == "bpe" else options.top
-        scored = chain.from_iterable(
-            scored_documents(lm.engine, lines, prefix, top) for lines in groups
-        )
-    number = count(1)
-    for documents in scored:
-        yield [
-            ScoredLine(
-                shown(name),
-                next(number),
-                document.text,
-                nll_per_word(document.text, document.nll),
-                _top(lm, document, prefix, options.top) if options.top else None,
-            )
-            for document in documents
-        ]
+        return scored_lines(lm.engine, lines, prefix, lm.running_blocks)
+    # Yield the scores of available lines before waiting for more input.
+    top = 0 if lm.engine.unit == "bpe" else options.top
+    return chain.from_iterable(scored_documents(lm.engine, lines, prefix, top) for lines in groups)
 
 
 def _encoded(
@@ -172,30 +170,12 @@ def _top(
     return [[LikelyWord(words[i], value) for i, value in likely] for likely in document.top]
 
 
-@dataclass(frozen=True)
-class ScoredLine:
-    file: str
-    number: int
-    """Line number, from 1."""
-    encoded: EncodedText
-    nll: NDArray[np.float64]
-    """Per word, in nats."""
-    top: Sequence[Sequence[LikelyWord]] | None = None
-    """The most likely words at each position, if requested."""
-
-
 @dataclass
 class _Totals:
     lines: int = 0
     words: int = 0
     unknown: int = 0
     nll: float = 0.0
-
-    def add(self, other: _Totals) -> None:
-        self.lines += other.lines
-        self.words += other.words
-        self.unknown += other.unknown
-        self.nll += other.nll
 
 
 class ScoreTable:
@@ -206,8 +186,9 @@ class ScoreTable:
     ) -> None:
         """`has_file_column` adds a column with the file name to rows of words and lines."""
         self._options, self._statistics = options, statistics
-        self._has_file_column = has_file_column
-        self._document, self._all = _Totals(), _Totals()
+        self._has_file_column = has_file_column and options.format != "surprisal"
+        self._totals = _Totals()
+        """Since the last row of sums."""
         self._format: RowFormat = "jsonl" if options.format == "jsonl" else "tsv"
 
     def header(self, protocol: Mapping[str, str | int]) -> str:
@@ -227,52 +208,60 @@ class ScoreTable:
             columns.append("file")
         return header_line(self._format, columns, protocol)
 
-    def line(self, line: ScoredLine) -> Iterator[str]:
+    def line(
+        self,
+        file: str,
+        number: int,
+        text: EncodedText,
+        nll: NDArray[np.float64],
+        top: Sequence[Sequence[LikelyWord]] | None = None,
+    ) -> Iterator[str]:
+        """Yield the rows of a line. `nll` and `top` (the most likely words) have one item per
+        word."""
         if self._options.per == "word":
-            yield from self._words(line)
+            for row in self._words(number, text, nll, top):
+                yield self._row(row, file)
             return
-        totals = self._totals(line)
-        self._document.add(totals)
+        if not self._options.ends:
+            nll = nll[text.ids[text.starts] != END]
+        self._totals.lines += 1
+        self._totals.words += len(nll)
+        self._totals.unknown += int(np.count_nonzero(text.is_unknown))
+        self._totals.nll += float(nll.sum())
         if self._options.per == "line":
-            yield self._row({"line": line.number} | self._sums(totals), line.file)
+            yield self._row({"line": number} | self._sums(), file)
 
     def end_of_document(self, file: str) -> Iterator[str]:
         if self._options.per == "document":
-            yield self._row({"document": file, "lines": self._document.lines} | self._sums())
-        self._all.add(self._document)
-        self._document = _Totals()
+            yield self._row({"document": file, "lines": self._totals.lines} | self._sums())
 
     def end(self) -> Iterator[str]:
         if self._options.per == "total":
-            yield self._row({"lines": self._all.lines} | self._sums(self._all))
+            yield self._row({"lines": self._totals.lines} | self._sums())
 
-    def _words(self, line: ScoredLine) -> Iterator[str]:
-        for index, word in enumerate(scored_words(line.encoded, line.nll, self._statistics)):
+    def _words(
+        self,
+        number: int,
+        text: EncodedText,
+        nll: NDArray[np.float64],
+        top: Sequence[Sequence[LikelyWord]] | None,
+    ) -> Iterator[dict[str, Any]]:
+        for index, word in enumerate(scored_words(text, nll, self._statistics)):
             if word.is_end and not self._options.ends:
                 continue
-            row: dict[str, Any] = {"line": line.number, "position": index + 1, "word": word.word}
+            row: dict[str, Any] = {"line": number, "position": index + 1, "word": word.word}
             if self._options.format == "surprisal":
-                yield self._row(row | {"surprisal": word.surprisal})
+                yield row | {"surprisal": word.surprisal}
                 continue
             row[self._options.score] = self._in_unit(word.logprob)
             row |= {"band": word.band, "count": word.count, "unknown": word.is_unknown}
-            if line.top is not None:
-                likely = line.top[index]
-                row["top"] = [(word, self._in_unit(logprob)) for word, logprob in likely]
-            yield self._row(row, line.file)
+            if top is not None:
+                row["top"] = [(word, self._in_unit(logprob)) for word, logprob in top[index]]
+            yield row
 
-    def _totals(self, line: ScoredLine) -> _Totals:
-        first = line.encoded.ids[line.encoded.starts]
-        counted = np.ones(len(first), dtype=np.bool_) if self._options.ends else first != END
-        return _Totals(
-            lines=1,
-            words=int(counted.sum()),
-            unknown=int(np.count_nonzero(line.encoded.is_unknown)),
-            nll=float(line.nll[counted].sum()),
-        )
-
-    def _sums(self, totals: _Totals | None = None) -> dict[str, Any]:
-        totals = totals or self._document
+    def _sums(self) -> dict[str, Any]:
+        """Return the sums since the previous call."""
+        totals, self._totals = self._totals, _Totals()
         per_word = perplexity(totals.nll / totals.words) if totals.words else math.inf
         return {
             "words": totals.words,

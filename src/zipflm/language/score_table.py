@@ -136,16 +136,10 @@ def rounded(value: float) -> float:
     return round(value, 6) + 0.0
 
 
-def write_scores(
-    file: Writable,
-    format: RowFormat,
-    protocol: Mapping[str, str],
-    keys: Sequence[tuple[int, int, str]],
-    logprob: NDArray[np.float64],
-    unknown: NDArray[np.bool_],
-) -> None:
+def write_scores(file: Writable, scores: ScoreFile) -> None:
     columns = ("line", "position", "word", "logprob", "unknown")
-    file.write(f"{header_line(format, columns, protocol)}\n")
-    for key, score, is_unknown in zip(keys, logprob.tolist(), unknown.tolist(), strict=True):
-        values = (*key, rounded(score), int(is_unknown))
-        file.write(f"{row_line(format, dict(zip(columns, values, strict=True)))}\n")
+    file.write(f"{header_line(scores.format, columns, scores.protocol)}\n")
+    rows = zip(scores.keys, scores.logprob.tolist(), scores.unknown.tolist(), strict=True)
+    for key, logprob, is_unknown in rows:
+        values = (*key, rounded(logprob), int(is_unknown))
+        file.write(f"{row_line(scores.format, dict(zip(columns, values, strict=True)))}\n")

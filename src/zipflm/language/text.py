@@ -52,11 +52,6 @@ class EncodedText:
         return self.find_spans()
 
     @cached_property
-    def line_ends(self) -> NDArray[np.int64]:
-        """Indices of the `</s>` words."""
-        return np.flatnonzero(self.ids[self.starts] == END)
-
-    @cached_property
     def is_unknown(self) -> NDArray[np.bool_]:
         """Per word: True if the word, or a piece of it, is scored as `<unk>`."""
         is_unknown = (self.ids == UNKNOWN) | (self.ids >= self.num_predicted)
@@ -84,11 +79,9 @@ class TextReader:
     def text(self, text: str, *, ends: bool = True) -> EncodedText:
         """Encode a text of one or more lines.
 
-        Raises ValueError if it is empty, or contains NUL or characters that UTF-8 cannot encode.
-        With `ends=False`, no `</s>` is added to a last line that has no line end.
+        Raises ValueError if it contains NUL or characters that UTF-8 cannot encode. With
+        `ends=False`, no `</s>` is added to a last line that has no line end.
         """
-        if not text:
-            raise ValueError("text='': empty; give at least one word or line")
         if (nul := text.find("\0")) >= 0:
             raise ValueError(f"text: NUL at character {nul}; pass text, not binary data")
         try:
@@ -109,7 +102,7 @@ class TextReader:
     def prefix(self, prefix: str) -> Ids:
         """Return the ids of a text that will be continued. It can be empty. No `</s>` is added
         unless it ends with a line end."""
-        return self.text(prefix, ends=False).ids if prefix else np.zeros(0, dtype=np.int64)
+        return self.text(prefix, ends=False).ids
 
     def is_encoding_of(self, word: str, ids: tuple[int, ...]) -> bool:
         """Return True if `word` is encoded as `ids`.
@@ -119,30 +112,31 @@ class TextReader:
         """
         return self._is_pre_split or self.encoder.ids([word])[0] == ids
 
-    @property
-    def _is_plain(self) -> bool:
-        """True if words can be found with `str.split`, which is faster."""
-        return self.encoder.splitter.splitting.is_plain and not self._is_pre_split
-
     def _encode(self, text: str, lines: list[_Line], has_end: list[bool]) -> EncodedText:
-        if not self._is_plain:
+        words: list[str] = []
+        ids: list[tuple[int, ...]] = []
+        if self.encoder.splitter.splitting.is_plain and not self._is_pre_split:
+            # Without spans, which are rarely needed, words can be found faster.
+            for (_, line, _), has_end_token in zip(lines, has_end, strict=True):
+                line_words = line.split()
+                words += line_words
+                ids += self.encoder.ids(line_words)
+                if has_end_token:
+                    words.append(SPECIALS[END])
+                    ids.append((END,))
+            encoded = None
+        else:
             encoded = self._with_spans(lines, has_end)
-            spans = [word.span for word in encoded]
             words, ids = [word.word for word in encoded], [word.ids for word in encoded]
-            return _assemble(text, words, ids, lambda: spans, self.num_predicted)
-        words, ids = [], []
-        for (_, line, _), has_end_token in zip(lines, has_end, strict=True):
-            line_words = line.split()
-            words += line_words
-            ids += self.encoder.ids(line_words)
-            if has_end_token:
-                words.append(SPECIALS[END])
-                ids.append((END,))
-        return _assemble(
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
+        starts = np.cumsum(lengths) - lengths
+        return EncodedText(
             text,
             words,
-            ids,
-            lambda: [word.span for word in self._with_spans(lines, has_end)],
+            flat,
+            starts,
+            lambda: [word.span for word in encoded or self._with_spans(lines, has_end)],
             self.num_predicted,
         )
 
@@ -171,19 +165,6 @@ class TextReader:
             words.append(piece)
             is_open = not self.ends_word[piece.ids[-1]]
         return words
-
-
-def _assemble(
-    text: str,
-    words: list[str],
-    ids: list[tuple[int, ...]],
-    find_spans: Callable[[], list[tuple[int, int]]],
-    num_predicted: int,
-) -> EncodedText:
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    flat = np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum())
-    starts = np.cumsum(lengths) - lengths
-    return EncodedText(text, words, flat, starts, find_spans, num_predicted)
 
 
 def _lines(text: str) -> Iterator[_Line]:

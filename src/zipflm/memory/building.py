@@ -100,8 +100,8 @@ def build(
     remedy = "free some space and run the same command again: it continues where it stopped"
     with sole_writer(out), report_full_disk(out, remedy):
         done = _start(out, plan, say)
-        with progress_label(f"keys of {split}"), _open(out / KEYS_FILE) as keys:
-            with _open(out / VALUES_FILE) as values:
+        with progress_label(f"keys of {split}"), (out / KEYS_FILE).open("ab") as keys:
+            with (out / VALUES_FILE).open("ab") as values:
                 _write(run, batches, plan, chosen.device, done, (keys, values), out)
         return _finish(out, plan, index, say)
 
@@ -137,11 +137,6 @@ def _start(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
     return progress.keys
 
 
-def _open(path: Path) -> IO[bytes]:
-    path.touch()
-    return path.open("r+b")
-
-
 @torch.inference_mode()
 def _write(
     run: LoadedRun,
@@ -160,7 +155,6 @@ def _write(
                 "and build again"
             )
         file.truncate(done * width)
-        file.seek(done * width)
     model, saved = run.model.to(device).eval(), time.monotonic()
     carry_state = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
     states = model.decoder.new_state(1, 0) if carry_state else None

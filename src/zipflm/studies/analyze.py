@@ -14,7 +14,6 @@ from typing import Any
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions
-from zipflm.evaluation.sharing import Share
 from zipflm.messages import read_file
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
 from zipflm.runs.checkpoint import Checkpoint
@@ -218,7 +217,7 @@ def _score(
     words: DataFolder,
     options: ScoringOptions,
     context_sizes: Sequence[int],
-    share: Share,
+    share: distributed.Process,
 ) -> tuple[StudyMember, list[ContextScore]]:
     """Score a run. Return it as a member, and its perplexities with each context size."""
     splits = scored_splits(words)

@@ -18,7 +18,6 @@ from zipflm.data.folder import DataFolder, SplitMetadata
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.evaluation.sharing import SINGLE_PROCESS, Share
 from zipflm.evaluation.streaming import streaming_speed
 from zipflm.messages import read_file, require_file
 from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name
@@ -29,6 +28,7 @@ from zipflm.settings import from_dict, load_object, to_dict
 from zipflm.storage import atomic_write, atomic_write_text
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
+from zipflm.training.distributed import SINGLE_PROCESS, Process
 from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"
@@ -130,7 +130,7 @@ def score_run(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Share = SINGLE_PROCESS,
+    share: Process = SINGLE_PROCESS,
 ) -> ScoredRun:
     by_split = {}
     for split in splits:
@@ -144,7 +144,7 @@ def score_once(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Share = SINGLE_PROCESS,
+    share: Process = SINGLE_PROCESS,
 ) -> ScoredRun:
     """Score splits with the newest checkpoint of a run, and save the scores in the run folder.
 

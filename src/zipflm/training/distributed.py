@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Process:
-    """Rank and device of this process. It implements `evaluation.sharing.Share`."""
+    """Rank and device of this process."""
 
     rank: int
     world_size: int
@@ -130,6 +130,9 @@ class Process:
                 time.sleep(_PAUSE)
 
         self.run_on_all(wait_for_lock)
+
+
+SINGLE_PROCESS: Process = Process(0, 1, torch.device("cpu"))
 
 
 def _lock_in(folder: Path) -> str | None:
