@@ -22,20 +22,6 @@ _MAX_SHARE_OF_CONTINUED_WORDS = 0.05
 """If a larger fraction of the words end in subword-nmt's @@, the text counts as split by BPE."""
 
 
-def check_and_convert(
-    config: Config, data: DataFolder, initial: Checkpoint | None = None
-) -> Config:
-    """Check a config against the data and the initial weights. Return it with `training.epochs`, if
-    set, converted to updates.
-
-    Raises ValueError if the config does not match.
-    """
-    if initial is not None:
-        check_initial(initial, config, data)
-    check_data(config, data)
-    return epochs_to_updates(config, data)
-
-
 def check_data(config: Config, data: DataFolder) -> None:
     """Raise ValueError if the config and the data do not match."""
     if config.batches.unit != data.unit:
