@@ -255,15 +255,20 @@ def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
     checkpoint.stored_weights().load_into(model.state_dict())
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return True if a device or the host ran out of memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 @contextmanager
 def explain_out_of_memory(remedy: str) -> Iterator[None]:
-    """Raise ValueError with the message `remedy` if a device or the host runs out of memory."""
+    """Raise ValueError with the message `remedy` if memory runs out."""
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
-            raise ValueError(remedy) from None
-        raise
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(remedy) from None
 
 
 def remedy_for_updates(config: Config) -> str:
