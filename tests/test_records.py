@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Literal
 
 import pytest
@@ -25,7 +25,7 @@ from zipflm.settings import (
 )
 
 
-class Colour(Enum):
+class Colour(StrEnum):
     RED = "red"
     BLUE = "blue"
 

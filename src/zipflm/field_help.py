@@ -7,7 +7,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 from types import UnionType
@@ -60,9 +60,8 @@ def fields_of(config: Any, where: str = "") -> Iterator[FieldHelp]:
     for field in fields(config):
         value, key, hint = getattr(config, field.name), where + field.name, hints[field.name]
         if not is_dataclass(value):
-            plain = value.value if isinstance(value, Enum) else value
             kind, text = describe_type(hint), as_override(value)
-            yield FieldHelp(key, plain, text, kind, helps.get(field.name, ""))
+            yield FieldHelp(key, value, text, kind, helps.get(field.name, ""))
             continue
         if kinds_of(hint):
             name, purpose = type(value).__name__, _first_sentence(type(value))
@@ -80,8 +79,6 @@ def as_override(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Enum):
-        return str(value.value)
     if isinstance(value, tuple):
         return ",".join(
             ":".join(map(as_override, item)) if isinstance(item, tuple) else as_override(item)
@@ -109,8 +106,8 @@ def describe_type(hint: Any) -> str:
         return f"comma-separated groups {':'.join('abcdef'[: len(inner)])} of {kind}"
     if origin is tuple:
         return "comma-separated numbers"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _join_or([member.value for member in hint])
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _join_or(hint)
     return "none" if hint is type(None) else str(getattr(hint, "__name__", hint))
 
 

@@ -76,11 +76,9 @@ def require_file(path: str | PathLike[str]) -> None:
         raise ValueError(f"{os.fspath(path)}: not a file; restore or remove it")
 
 
-def read_file(path: Path, max_bytes: int | None = None) -> bytes:
-    """Read a file. Raises ValueError if it is not a file or larger than `max_bytes`."""
+def read_file(path: Path) -> bytes:
+    """Read a file. Raises ValueError if it is not a file."""
     require_file(path)
-    if max_bytes is not None and path.stat().st_size > max_bytes:
-        raise ValueError(f"{path}: larger than {max_bytes} bytes; not the expected kind of file")
     return path.read_bytes()
 
 

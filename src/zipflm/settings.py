@@ -1,10 +1,10 @@
 """Read and write records (frozen dataclasses) as JSON, and apply `key=value` overrides.
 
-Fields are plain values, enums, tuples, mappings, other dataclasses, or unions of dataclasses, in
-which the key `kind` holds the name of the class unless it is the default one. Reading is strict: an
-unknown, missing or wrongly typed field is an error that names the field. Writing does not use
-pydantic, which would write 4 in a float field as 4.0. Numbers that are not finite are written as
-null.
+Fields are plain values, string enums, tuples, mappings, other dataclasses, or unions of
+dataclasses, in which the key `kind` holds the name of the class unless it is the default one.
+Reading is strict: an unknown, missing or wrongly typed field is an error that names the field.
+Writing does not use pydantic, which would write 4 in a float field as 4.0. Numbers that are not
+finite are written as null.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
-from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
@@ -122,8 +121,6 @@ def _to_plain(value: Any, hint: Any) -> Any:
     if is_dataclass(value):
         is_named = kinds_of(hint) and not getattr(value, "is_default_kind", False)
         return ({"kind": type(value).__name__} if is_named else {}) | to_dict(value)
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, tuple):
         tuples = [option for option in options_of(hint) if get_origin(option) is tuple]
         inner = get_args(tuples[0]) if tuples else (None, ...)

@@ -122,7 +122,7 @@ class Splitter:
 
     def __init__(self, splitting: Splitting) -> None:
         self.splitting = splitting
-        self._split_by_rule = _RULES[splitting.rule](splitting.lowercase)
+        self._split_by_rule = _build_rule(splitting)
         self.token: Callable[[str], tuple[WordSpan, ...]] = cache_short(self._split)
         """Returns the words of a token, which must not contain whitespace."""
 
@@ -188,8 +188,15 @@ def lowercase(word: str) -> str:
 _Rule = Callable[[str], list[WordSpan]]
 
 
-def _whitespace(lowercased: bool) -> _Rule:
-    return lambda token: [WordSpan(token, 0, len(token))]
+def _build_rule(splitting: Splitting) -> _Rule:
+    match splitting.rule:
+        case "whitespace":
+            return lambda token: [WordSpan(token, 0, len(token))]
+        case "words":
+            parts = _compiled(_WORDS)
+            return lambda token: [WordSpan(word, start, end) for word, (start, end) in parts(token)]
+        case "wikitext":
+            return _wikitext(splitting.lowercase)
 
 
 # --- words ---
@@ -218,11 +225,6 @@ _WORDS = rf"""(?x)
     # Any other character, with its modifiers.
   | \X
 """
-
-
-def _words(lowercased: bool) -> _Rule:
-    parts = _compiled(_WORDS)
-    return lambda token: [WordSpan(word, start, end) for word, (start, end) in parts(token)]
 
 
 # --- wikitext ---
@@ -307,13 +309,6 @@ def _number(part: str, offset: int) -> Iterator[WordSpan]:
     for match in _PART_OF_NUMBER.finditer(part):
         word = f"@{match[0]}@" if match[0] in ".," else match[0]
         yield WordSpan(word, offset + match.start(), offset + match.end())
-
-
-_RULES: dict[str, Callable[[bool], _Rule]] = {
-    "whitespace": _whitespace,
-    "words": _words,
-    "wikitext": _wikitext,
-}
 
 
 def _compiled(pattern: str) -> Callable[[str], _Parts]:

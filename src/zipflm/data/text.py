@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from os import PathLike
 from typing import IO, Any
 
@@ -305,15 +304,13 @@ def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
 
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
-    decoder = codecs.getincrementaldecoder(encoding)(errors)
-    for data in chain(blocks, [b""]):
-        try:
-            # Encoding can also fail: some codecs accept lone surrogates.
-            yield decoder.decode(data, final=not data).encode()
-        except UnicodeError:
-            raise ValueError(
-                f"{shown(name)}: not {encoding}; use another encoding or fix the text"
-            ) from None
+    try:
+        for text in codecs.iterdecode(blocks, encoding, errors):
+            yield text.encode()  # can also fail: some codecs accept lone surrogates
+    except UnicodeError:
+        raise ValueError(
+            f"{shown(name)}: not {encoding}; use another encoding or fix the text"
+        ) from None
 
 
 def _uncompressed(name: str, raw: IO[bytes]) -> Iterator[bytes]:

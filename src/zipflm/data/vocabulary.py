@@ -7,7 +7,8 @@ the same ids.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -66,9 +67,10 @@ class Vocabulary:
             del kept[max_size - len(SPECIALS) :]
         words = [*SPECIALS, *(word for _, word in kept)]
         kept_counts = [0] * len(SPECIALS) + [-count for count, _ in kept]
-        fillers = _fillers(words, multiple)
-        words += fillers
-        return cls(words, kept_counts + [0] * len(fillers))
+        num_fillers, taken = -len(words) % multiple, set(words)
+        names = (f"{FILLER}{number:04d}" for number in itertools.count())
+        words += itertools.islice((name for name in names if name not in taken), num_fillers)
+        return cls(words, kept_counts + [0] * num_fillers)
 
     @classmethod
     def load(cls, path: str | PathLike[str], data: bytes | None = None) -> Vocabulary:
@@ -146,17 +148,6 @@ class Vocabulary:
     def num_words(self) -> int:
         """Number of entries with a nonzero count, which excludes special tokens and fillers."""
         return int(np.count_nonzero(self.counts[len(SPECIALS) :]))
-
-
-def _fillers(words: Sequence[str], multiple: int) -> list[str]:
-    """Return `madeupword0000` and so on, skipping names that are taken."""
-    taken, fillers, index = set(words), list[str](), 0
-    while (len(words) + len(fillers)) % multiple:
-        name = f"{FILLER}{index:04d}"
-        if name not in taken:
-            fillers.append(name)
-        index += 1
-    return fillers
 
 
 def _parse(path: str | PathLike[str], line_number: int, line: str) -> tuple[str, int, bool]:

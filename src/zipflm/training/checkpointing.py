@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -30,47 +29,6 @@ from zipflm.training.setup import Run
 
 _TIMEOUT = timedelta(days=1)
 """Maximum time for all processes to write their files. Failures are reported immediately."""
-
-
-class BackgroundSaving:
-    """Saves one checkpoint at a time. Every process must make the same calls."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-        self._group = cast(dist.ProcessGroup, group)  # every process is a member
-        self._saving: tuple[ShardWriter, Future[Any]] | None = None
-
-    def start(self, root: Path, contents: Contents) -> None:
-        """Start saving. Tensors can be sharded and can change as soon as this returns.
-
-        The previous save must have finished.
-        """
-        assert self._saving is None
-        local = local_part(contents.weights | contents.optimizer, self._process)
-        writer = ShardWriter(root, contents)
-        done = async_save(local, storage_writer=writer, process_group=self._group)
-        assert isinstance(done, Future)
-        self._saving = writer, done
-
-    def wait(self) -> OSError | None:
-        """Wait for the save, if any. Return its error, which all processes receive, or None."""
-        if self._saving is None:
-            return None
-        (writer, done), self._saving = self._saving, None
-        error = done.exception()
-        if error is None:
-            return None
-        if self._process.is_first:
-            shutil.rmtree(writer.unfinished, ignore_errors=True)
-        if isinstance(error, CheckpointException):  # contains one error per failed process
-            error = error.failures[min(error.failures)][0]
-        return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
-
-    def close(self) -> None:
-        """Wait for the save and destroy the process group."""
-        self.wait()
-        dist.destroy_process_group(self._group)
 
 
 def local_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
@@ -94,9 +52,12 @@ class Saver:
         self._run, self._keep = run, keep
         self.newest: int = run.update
         """Update after which the newest checkpoint was saved, or 0."""
-        self._background = BackgroundSaving(run.process) if run.process.world_size > 1 else None
-        self._saving: TrainingState | None = None
-        """State of the checkpoint that is being saved in the background."""
+        self._group: dist.ProcessGroup | None = None
+        if run.process.world_size > 1:
+            group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            self._group = cast(dist.ProcessGroup, group)  # every process is a member
+        self._saving: tuple[TrainingState, ShardWriter, Future[Any]] | None = None
+        """The checkpoint that is being saved in the background."""
 
     def save(self, valid: Validation | None, required: bool) -> None:
         """Write a checkpoint, unless the last update was skipped (non-finite loss or gradient).
@@ -117,27 +78,39 @@ class Saver:
                 # A later update succeeded, so the weights of the newest checkpoint are good.
                 self._prune()
             state = _state(run, valid)
-            if self._background is None:
-                self._finish(state, _try_save(run, state), required)
+            contents = _contents(run, state)
+            if self._group is None:
+                self._finish(state, _try_save(run, contents), required)
                 return
-            self._background.start(run.folder.checkpoints_path, _contents(run, state))
-            self._saving = state
+            local = local_part(contents.weights | contents.optimizer, run.process)
+            writer = ShardWriter(run.folder.checkpoints_path, contents)
+            # Copies the tensors, so they can change as soon as this returns.
+            done = async_save(local, storage_writer=writer, process_group=self._group)
+            assert isinstance(done, Future)
+            self._saving = state, writer, done
             if required:
                 self.wait(required=True)
 
     def wait(self, required: bool = False) -> None:
         """Wait for the background save, if any. If it failed, raise OSError if `required`, and
-        otherwise log the error."""
-        if self._background is None or self._saving is None:
+        otherwise log the error. All processes receive the same error."""
+        if self._saving is None:
             return
-        state, self._saving = self._saving, None
-        self._finish(state, self._background.wait(), required)
+        (state, writer, done), self._saving = self._saving, None
+        error = done.exception()
+        if error is not None and self._run.process.is_first:
+            shutil.rmtree(writer.unfinished, ignore_errors=True)
+        if isinstance(error, CheckpointException):  # contains one error per failed process
+            error = error.failures[min(error.failures)][0]
+        if error is not None and not isinstance(error, OSError):
+            error = OSError(f"{type(error).__name__}: {error}")
+        self._finish(state, error, required)
 
     def close(self) -> None:
         """Wait for the background save and destroy its process group."""
-        if self._background is not None:
-            self.wait()
-            self._background.close()
+        self.wait()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
 
     def _finish(self, state: TrainingState, failure: OSError | None, required: bool) -> None:
         run = self._run
@@ -164,9 +137,8 @@ class Saver:
             self._run.log.info(f"could not remove an old checkpoint ({error}); training continues")
 
 
-def _try_save(run: Run, state: TrainingState) -> OSError | None:
+def _try_save(run: Run, contents: Contents) -> OSError | None:
     """Save now. Return the error if it fails."""
-    contents = _contents(run, state)
     weights, optimizer = (
         {name: tensor.cpu() for name, tensor in tensors.items()}
         for tensors in (contents.weights, contents.optimizer)

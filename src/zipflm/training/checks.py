@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 
 from zipflm import __version__
 from zipflm.config import Config, require
-from zipflm.data.batches import Batches
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.field_help import fields_of
@@ -18,24 +16,10 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.load import empty_model
 from zipflm.training.distributed import Process
 from zipflm.training.schedule import stretch_schedule
-from zipflm.training.stream import accumulation, tokens_per_batch
+from zipflm.training.stream import accumulation, tokens_per_batch, training_batches
 
 _MAX_SHARE_OF_CONTINUED_WORDS = 0.05
 """If a larger fraction of the words end in subword-nmt's @@, the text counts as split by BPE."""
-
-
-def check_and_convert(
-    config: Config, data: DataFolder, initial: Checkpoint | None = None
-) -> Config:
-    """Check a config against the data and the initial weights. Return it with `training.epochs`, if
-    set, converted to updates.
-
-    Raises ValueError if the config does not match.
-    """
-    if initial is not None:
-        check_initial(initial, config, data)
-    check_data(config, data)
-    return epochs_to_updates(config, data)
 
 
 def check_data(config: Config, data: DataFolder) -> None:
@@ -108,15 +92,9 @@ def epochs_to_updates(config: Config, data: DataFolder) -> Config:
         return config
     tokens, epochs_per_update, start = data.tokens("train"), 0.0, 0.0
     for end, block in (*training.stages, (1.0, config.batches.block)):
-        epoch = Batches(
-            tokens,
-            replace(config.batches.blocks, block=block),
-            max_tokens=config.batches.tokens,
-            shuffle=True,
-            streams=training.tokens_per_update // block,
-        )
+        batches = training_batches(config, tokens, block)
         batches_per_update = training.tokens_per_update / tokens_per_batch(config, block)
-        epochs_per_update += (end - start) * batches_per_update / epoch.num_batches
+        epochs_per_update += (end - start) * batches_per_update / batches.num_batches
         start = end
     # The small number absorbs rounding errors, which could add an update.
     return stretch_schedule(config, max(1, math.ceil(training.epochs / epochs_per_update - 1e-6)))

@@ -8,7 +8,6 @@ When the block length changes, training continues from about the same point of t
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import count
 
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch, Batches
-from zipflm.data.loader import Loader
+from zipflm.data.loader import prefetch
 from zipflm.data.token_file import Tokens
 from zipflm.data.vocabulary import PAD
 from zipflm.runs.records import Position
@@ -69,6 +68,18 @@ def _batches_per_update(config: Config, block: int) -> int:
     return config.training.tokens_per_update // tokens_per_batch(config, block)
 
 
+def training_batches(config: Config, tokens: Tokens, block: int) -> Batches:
+    """Return the training batches in blocks of this length."""
+    return Batches(
+        tokens,
+        replace(config.batches.blocks, block=block),
+        max_tokens=config.batches.tokens,
+        seed=config.training.seed,
+        shuffle=True,
+        streams=config.training.tokens_per_update // block,
+    )
+
+
 class Stream:
     """An endless sequence of training batches for this process, starting at a position."""
 
@@ -79,21 +90,21 @@ class Stream:
         self._open(position, block)
 
     def _open(self, position: Position, block: int) -> None:
-        share = _Share(self._config, self._tokens, self._process, block)
+        config, process = self._config, self._process
+        batches = training_batches(config, self._tokens, block)
         self.block: int = block
-        self._total = share.num_batches
+        self._total = batches.num_batches
         self._consumed = (
             position.epoch * self._total + position.consumed * self._total // position.total
         )
-        if self._config.batches.break_mode == "stream":
+        if config.batches.break_mode == "stream":
             # An update must start with the first group of rows, even if the group size has changed.
-            self._consumed -= self._consumed % _batches_per_update(self._config, block)
-        loader = Loader(
-            share,
-            self._process.device,
-            find_unique_tokens=self._config.input.spells_words,
-        )
-        self._batches = loader.epoch(0, self._consumed)
+            self._consumed -= self._consumed % _batches_per_update(config, block)
+        own = batches.numbered(count(self._consumed + process.rank, process.world_size))
+        if config.training.compile and config.batches.blocks.has_one_length:
+            shape = config.batches.tokens // block, block
+            own = (_pad(batch, *shape) for batch in own)
+        self._batches = prefetch(own, process.device, find_unique_tokens=config.input.spells_words)
 
     @property
     def position(self) -> Position:
@@ -127,45 +138,20 @@ class Stream:
         return [self.next() for _ in range(num_batches)]
 
     def close(self) -> None:
-        """Stop the loader's thread."""
-        if isinstance(self._batches, Generator):
-            self._batches.close()
+        """Stop the thread that prefetches batches."""
+        self._batches.close()
 
 
-class _Share(Batches):
-    """Every `world_size`-th batch of the sequence of all epochs."""
-
-    def __init__(self, config: Config, tokens: Tokens, process: Process, block: int) -> None:
-        super().__init__(
-            tokens,
-            replace(config.batches.blocks, block=block),
-            max_tokens=config.batches.tokens,
-            seed=config.training.seed,
-            shuffle=True,
-            streams=config.training.tokens_per_update // block,
-        )
-        self._offset, self._stride = process.rank, process.world_size
-        self._num_rows = config.batches.tokens // block
-        self._should_pad = config.training.compile and config.batches.blocks.has_one_length
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield batches endlessly. `start` is the number of batches of all processes to skip at the
-        start of `epoch`."""
-        first = epoch * self.num_batches + start + self._offset
-        for batch in self.numbered(count(first, self._stride)):
-            yield self._pad(batch) if self._should_pad else batch
-
-    def _pad(self, batch: Batch) -> Batch:
-        """Pad an incomplete batch, the last of an epoch or segment. Otherwise, the model would be
-        compiled again for its shape."""
-        rows = self._num_rows - batch.words.shape[0]
-        columns = self.blocks.block - batch.words.shape[1]
-        if rows == columns == 0:
-            return batch
-        assert rows >= 0 and columns >= 0
-        pad = (0, columns, 0, rows)
-        return Batch(
-            F.pad(batch.words, pad, value=PAD),
-            F.pad(batch.targets, pad, value=PAD),
-            F.pad(batch.scored, pad, value=False),
-        )
+def _pad(batch: Batch, num_rows: int, block: int) -> Batch:
+    """Pad an incomplete batch, the last of an epoch or segment. Otherwise, the model would be
+    compiled again for its shape."""
+    rows, columns = num_rows - batch.words.shape[0], block - batch.words.shape[1]
+    if rows == columns == 0:
+        return batch
+    assert rows >= 0 and columns >= 0
+    pad = (0, columns, 0, rows)
+    return Batch(
+        F.pad(batch.words, pad, value=PAD),
+        F.pad(batch.targets, pad, value=PAD),
+        F.pad(batch.scored, pad, value=False),
+    )

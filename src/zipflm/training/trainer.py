@@ -63,7 +63,10 @@ def train(
     Raises ValueError if the input is invalid, memory runs out or training diverges, and OSError if
     a file cannot be read or written. Saved checkpoints stay intact.
     """
-    config = checks.check_and_convert(config, data, initial)
+    if initial is not None:
+        checks.check_initial(initial, config, data)
+    checks.check_data(config, data)
+    config = checks.epochs_to_updates(config, data)
     folder = RunFolder(out)
     with (
         distributed.started(device, stall_seconds) as process,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from zipflm.data.batches import Batches
-from zipflm.data.loader import Loader
+from zipflm.data.loader import prefetch
 from zipflm.data.token_file import TokenArray, Tokens
 from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
@@ -119,9 +119,9 @@ def _score(run: Run, tokens: Tokens) -> Sums:
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
     with autocast(learner.precision, process.device):
-        loaded = Loader(
-            batches, process.device, find_unique_tokens=run.config.input.spells_words
-        ).epoch(0)
+        loaded = prefetch(
+            batches.epoch(0), process.device, find_unique_tokens=run.config.input.spells_words
+        )
         sums = score_sums(nll, loaded, process.device, ends_word)
     local = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
     local = local.to(process.device, dtype_of_sums(process.device))
