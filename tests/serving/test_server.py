@@ -97,7 +97,7 @@ def test_shutdown_finishes_accepted_requests(models, monkeypatch):
         ) as stream:
             service.until(lambda: service.worker.num_generating == 2)
             service.end()
-            service.until(lambda: service.server.service.is_shutting_down)
+            service.until(lambda: service.worker.is_closed)
             for path, fields in (("/score", {"text": "ba"}), ("/v1/completions", {"prompt": "b"})):
                 refused = service.post(path, **fields)
                 assert refused.status_code == 503

@@ -26,13 +26,14 @@ from starlette.types import ASGIApp
 
 from zipflm import __version__
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN
+from zipflm.language.decoding import Delta
 from zipflm.messages import quoted
 from zipflm.serving.completions import Completion
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.middleware import BASIC, BEARER, Middleware
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import detokenize, require_ids, tokenize
-from zipflm.serving.queue import Generated, Job, Scored
+from zipflm.serving.queue import Job, Scored
 from zipflm.serving.schemas import (
     APIError,
     CompletionRequest,
@@ -111,7 +112,6 @@ class Service:
     def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
-        self.is_shutting_down = False
         # A single thread, because text readers are not thread-safe.
         self._text_thread = ThreadPoolExecutor(1, "text")
         for name, help_text, value in (
@@ -161,7 +161,7 @@ class Service:
     async def ready(self) -> dict[str, Any]:
         """Return status 200, or 503 if the service is shutting down or has failed."""
         await self.health()
-        if self.is_shutting_down:
+        if self.worker.is_closed:
             raise APIError(503, "the service is shutting down", code="shutting_down")
         return {"status": "ready", "models": list(self.models)}
 
@@ -202,7 +202,7 @@ class Service:
         model, worker = self._model(request.model), self.worker
         completion = await self._run_in_text_thread(lambda: Completion(request, model, self.limits))
         scoring: Job[Scored] | None = None
-        generating: Job[Generated] | None = None
+        generating: Job[tuple[int, Delta]] | None = None
         if documents := completion.documents():
             scoring = worker.score(model, documents)
             jobs.callback(worker.finish, scoring)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from zipflm.evaluation.documents import DocumentScores
-from zipflm.language.decoding import Delta
 from zipflm.language.next_words import LikelyWord
 
 _T = TypeVar("_T")
@@ -69,10 +68,3 @@ class Scored(NamedTuple):
     searched: list[list[LikelyWord]]
     """The most likely words at each requested position. Empty for word models, where they are in
     `scores`."""
-
-
-class Generated(NamedTuple):
-    """New output of one text of a request."""
-
-    text_index: int
-    delta: Delta

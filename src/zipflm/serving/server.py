@@ -73,7 +73,7 @@ async def run(
 ) -> None:
     """Run the server until `Server.end` is called or a signal arrives."""
     metrics = Metrics()
-    worker = Worker(list(models.values()), limits, metrics)
+    worker = Worker(models.values(), limits, metrics)
     service = Service(models, worker, metrics)
     is_local = is_local_name(listener.getsockname()[0])
     app = make_app(service, keys=keys, origins=origins, is_local=is_local)
@@ -110,10 +110,9 @@ class Server(uvicorn.Server):
 
     def end(self) -> None:
         """Reject new requests, finish accepted ones, then stop. A second call stops immediately."""
-        if self.service.is_shutting_down:
+        if self.service.worker.is_closed:
             self.force_exit = self.should_exit = True
-        self.service.is_shutting_down = True
-        self.service.worker.close()
+        self.service.worker.is_closed = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -129,7 +128,7 @@ class Server(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        if self.service.is_shutting_down and not self.service.worker.num_active:
+        if self.service.worker.is_closed and not self.service.worker.num_active:
             self.should_exit = True
         return await super().on_tick(counter)
 
