@@ -113,7 +113,7 @@ def import_(
             Path(out),
             bpe_codes=bpe_codes,
             splitting=splitting_of(words, lowercase),
-        ).config
+        )
     _show(config, out, as_json)
 
 
