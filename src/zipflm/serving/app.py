@@ -8,8 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from string import Template
 from typing import Annotated, Any, TypeVar
@@ -19,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -58,19 +57,12 @@ _SCRIPTS = (
 )
 
 
-@dataclass(frozen=True)
-class Page:
-    html: str
-    policy: str
-    """`Content-Security-Policy`. It allows only the inline style sheet and script of the page (by
-    hash), requests to this server, and `data:` images."""
-
-
 @cache
-def page() -> Page:
+def page() -> HTMLResponse:
+    """Return the page. Its policy allows only its own style sheet and script (by hash), requests
+    to this server, and `data:` images."""
     style = _source("page.css")
     script = "\n".join(['"use strict";', *(_source(f"{name}.js") for name in _SCRIPTS)])
-    html = Template(_source("page.html")).substitute(css=style, script=script)
     allowed = {
         "default-src": "'none'",
         "style-src": _hash(style),
@@ -82,7 +74,14 @@ def page() -> Page:
         "frame-ancestors": "'none'",
         "require-trusted-types-for": "'script'",
     }
-    return Page(html, "; ".join(f"{name} {source}" for name, source in allowed.items()))
+    headers = {
+        "Content-Security-Policy": "; ".join(" ".join(rule) for rule in allowed.items()),
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    html = Template(_source("page.html")).substitute(css=style, script=script)
+    return HTMLResponse(html, headers=headers)
 
 
 def _source(name: str) -> str:
@@ -114,16 +113,13 @@ class Service:
         self.limits = worker.limits
         # A single thread, because text readers are not thread-safe.
         self._text_thread = ThreadPoolExecutor(1, "text")
-        for name, help_text, value in (
-            ("zipflm_requests_waiting", "Requests in the queue.", lambda: worker.num_waiting),
-            ("zipflm_requests_in_progress", "Requests in progress.", lambda: worker.num_active),
-            (
-                "zipflm_generations_in_progress",
-                "Texts being generated.",
-                lambda: worker.num_generating,
-            ),
+        for name, help_text, attribute in (
+            ("zipflm_requests_waiting", "Requests in the queue.", "num_waiting"),
+            ("zipflm_requests_in_progress", "Requests in progress.", "num_active"),
+            ("zipflm_generations_in_progress", "Texts being generated.", "num_generating"),
         ):
-            metrics.add_gauge(name, help_text, value)
+            gauge = Gauge(name, help_text, registry=metrics.registry)
+            gauge.set_function(partial(getattr, worker, attribute))
 
     def stop(self) -> None:
         self.worker.stop()
@@ -142,14 +138,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, call)
 
     async def page(self) -> Response:
-        built = page()
-        headers = {
-            "Content-Security-Policy": built.policy,
-            "Cache-Control": "no-cache",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-        }
-        return HTMLResponse(built.html, headers=headers)
+        return page()
 
     async def health(self) -> dict[str, str]:
         """Return status 200, or 503 if the thread that runs the models has stopped."""
