@@ -46,6 +46,11 @@ def test_output_can_be_read_as_overrides(tmp_path):
     assert "decoder.num_layers=3 " in again
 
 
+def test_parameters_of_a_model_are_plain_text_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\n# part " in run("info", "demo/SM")
+
+
 def test_json_has_key_value_type_and_help():
     shown = json.loads(run("info", "tiny/ADP-T", "--recipe", "modern", "--json"))["settings"]
     by_key = {field["key"]: field for field in shown}
