@@ -9,7 +9,7 @@ from serving.services import Running, slowed
 
 from zipflm.language.decoding import TextDecoder, TextInProgress
 from zipflm.language.engine import Engine
-from zipflm.serving.queue import Limits
+from zipflm.serving.worker import Limits
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ from zipflm.serving.metrics import Metrics
 from zipflm.serving.middleware import BASIC, BEARER, Middleware
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import detokenize, require_ids, tokenize
-from zipflm.serving.queue import Job, Scored
 from zipflm.serving.schemas import (
     APIError,
     CompletionRequest,
@@ -47,7 +46,7 @@ from zipflm.serving.schemas import (
     on_error,
 )
 from zipflm.serving.scores import Scoring
-from zipflm.serving.worker import Worker
+from zipflm.serving.worker import Job, Scored, Worker
 
 # In this order, because later scripts use earlier ones.
 _SCRIPTS = (

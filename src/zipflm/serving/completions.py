@@ -17,7 +17,6 @@ from zipflm.evaluation.documents import Document, DocumentScores, Likely
 from zipflm.language.decoding import SEED_LIMIT, Delta, SamplingOptions, TextInProgress
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
-from zipflm.serving.queue import Limits
 from zipflm.serving.schemas import (
     MAX_TEXTS,
     CompletionChoice,
@@ -28,6 +27,7 @@ from zipflm.serving.schemas import (
     bad_request,
 )
 from zipflm.serving.scores import MAX_LOGPROBS
+from zipflm.serving.worker import Limits
 
 
 class Completion:

@@ -20,8 +20,7 @@ from zipflm.serving.app import Service, make_app
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.middleware import is_local_name, read_keys
 from zipflm.serving.models import ServedModel, load_models
-from zipflm.serving.queue import Limits
-from zipflm.serving.worker import Worker
+from zipflm.serving.worker import Limits, Worker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
