@@ -92,7 +92,7 @@ _NAMES: dict[str, str | None] = {
     "adaptive_softmax.head.class_proj.weight": "output.clusters",
     "adaptive_softmax.head.word_proj.weight": "output.embeddings.0",
     "adaptive_softmax.tail.{}.0.weight": "output.tail_projections.{}",
-    "adaptive_softmax.tail.{}.2.weight": "output.tail_embeddings.{}",
+    "adaptive_softmax.tail.{}.2.weight": "output.embeddings.{}",
 }
 
 
@@ -203,13 +203,12 @@ def _convert_weight(name: str, tensor: Tensor, config: ModelConfig) -> dict[str,
     if template not in _NAMES:
         return None
     ours = _NAMES[template]
-    return {} if ours is None else {_our_name(ours, number[0] if number else ""): tensor}
-
-
-def _our_name(template: str, number: str) -> str:
-    if template == "output.tail_embeddings.{}":  # our list includes the head
-        return f"output.embeddings.{int(number) + 1}"
-    return template.format(number)
+    if ours is None:
+        return {}
+    index = 0 if number is None else int(number[0])
+    if ours == "output.embeddings.{}":  # our list includes the head
+        index += 1
+    return {ours.format(index): tensor}
 
 
 def _is_copy(name: str, tie: Tie) -> bool:

@@ -202,7 +202,7 @@ class Service:
             if scoring is not None:
                 for _ in documents:
                     scored = await scoring.next()
-                    completion.add_scores(scored.text_index, scored.scores)
+                    completion.scores[scored.text_index] = scored.scores
             yield completion.first_chunks()
             while generating is not None and not completion.is_complete:
                 index, delta = await generating.next()
