@@ -13,6 +13,7 @@ dict, or a list of `key=value` and `@file` (a file of such lines).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -147,7 +148,6 @@ def train(
     out: Source,
     recipe: str = "paper",
     from_run: RunFolder | Source | None = None,
-    checkpoint: Choice | str | None = None,
     resume: bool = False,
     resume_if_any: bool = False,
     keep: int = 3,
@@ -167,7 +167,9 @@ def train(
     After the first update, Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt. With
     a single process, the same happens if the program that reads stdout exits.
     """
-    from zipflm.runs.folder import RunFolder
+    from zipflm.presets.recipes import resolve
+    from zipflm.runs.folder import RunFolder, locate
+    from zipflm.settings import override
     from zipflm.training import distributed
     from zipflm.training.trainer import train as train_run
 
@@ -175,23 +177,31 @@ def train(
     is_resumed = (resume or resume_if_any) and run_folder.holds_a_run
 
     def read_inputs() -> tuple[DataFolder, Config, Checkpoint | None]:
-        if resume and not resume_if_any and not run_folder.holds_a_run:
+        if resume and not resume_if_any and not is_resumed:
             raise ValueError(
                 f"resume=True: no run in {run_folder.path}; check the path, or leave it out to "
                 "start a new run"
             )
-        folder = _open(data)
-        config, initial = _plan(
-            preset,
-            recipe,
-            changes,
-            folder,
-            from_run,
-            checkpoint,
-            on_cpu=process.device.type == "cpu",
-            held=run_folder.config() if is_resumed else None,
-        )
-        return folder, config, initial
+        folder, held = _open(data), run_folder.config() if is_resumed else None
+        on_cpu = process.device.type == "cpu"
+        if from_run is None:
+            if preset is None:
+                raise ValueError(
+                    "preset: missing; name one, e.g. tiny/ADP-T, or a run to start from"
+                )
+            size = len(folder.vocabulary)
+            return folder, resolve(preset, recipe, changes, size, on_cpu=on_cpu, held=held), None
+        if preset is not None or recipe != "paper":
+            raise ValueError(
+                f"{preset or recipe}: model and recipe come from {fspath(from_run)}; leave it out, "
+                "and change settings with overrides"
+            )
+        _, initial = locate(Path(from_run), None)
+        config = initial.config()
+        if on_cpu or held is not None:
+            dtype = "float32" if held is None else held.training.dtype
+            config = replace(config, training=replace(config.training, dtype=dtype))
+        return folder, override(config, changes), initial
 
     with distributed.started(device, stall_seconds) as process:
         folder, config, initial = process.run_on_all(read_inputs)
@@ -208,47 +218,6 @@ def train(
     if not is_finished:
         raise KeyboardInterrupt
     return run_folder
-
-
-def _plan(
-    preset: str | None,
-    recipe: str,
-    overrides: list[str],
-    data: DataFolder,
-    from_run: RunFolder | Source | None,
-    checkpoint: Choice | str | None,
-    *,
-    on_cpu: bool,
-    held: Config | None,
-) -> tuple[Config, Checkpoint | None]:
-    """Return the config of the run, and the checkpoint with its initial weights, if any.
-
-    `held` is the config of a run that is resumed.
-    """
-    from dataclasses import replace
-
-    from zipflm.presets.recipes import resolve
-    from zipflm.runs.folder import locate
-    from zipflm.settings import override
-
-    if from_run is None:
-        if preset is None:
-            raise ValueError("preset: missing; name one, e.g. tiny/ADP-T, or a run to start from")
-        if checkpoint is not None:
-            raise ValueError(f"checkpoint={checkpoint}: only for from_run; leave it out")
-        size = len(data.vocabulary)
-        return resolve(preset, recipe, overrides, size, on_cpu=on_cpu, held=held), None
-    if preset is not None or recipe != "paper":
-        raise ValueError(
-            f"{preset or recipe}: model and recipe come from {fspath(from_run)}; leave it out, and "
-            "change settings with overrides"
-        )
-    _, initial = locate(Path(from_run), _choice(checkpoint))
-    config = initial.config()
-    if on_cpu or held is not None:
-        dtype = "float32" if held is None else held.training.dtype
-        config = replace(config, training=replace(config.training, dtype=dtype))
-    return override(config, overrides), initial
 
 
 def evaluate(

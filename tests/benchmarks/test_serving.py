@@ -10,7 +10,7 @@ from benchmark_scripts import load
 from serving.services import Running
 
 from zipflm.serving.models import load_models
-from zipflm.serving.queue import Limits
+from zipflm.serving.worker import Limits
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""`zipflm info`: presets, settings and parameter counts."""
+"""`zipflm info`: presets, settings, parameter counts and suggested bands."""
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -46,6 +47,11 @@ def test_output_can_be_read_as_overrides(tmp_path):
     assert "decoder.num_layers=3 " in again
 
 
+def test_parameters_of_a_model_are_plain_text_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\n# part " in run("info", "demo/SM")
+
+
 def test_json_has_key_value_type_and_help():
     shown = json.loads(run("info", "tiny/ADP-T", "--recipe", "modern", "--json"))["settings"]
     by_key = {field["key"]: field for field in shown}
@@ -78,9 +84,10 @@ def test_paper_counts_as_json():
         ("--recipe modern", "only for a single model; name one"),
         ("tini/SM", "did you mean tiny"),
         ("/tmp", "/tmp: not a preset; .* use --data /tmp"),
+        ("--data /none", "not a data folder"),
     ],
 )
-def test_rejects_conflicting_options(arguments, message):
+def test_rejects_invalid_options(arguments, message):
     with pytest.raises(ValueError, match=message):
         run("info", *arguments.split())
 
@@ -90,3 +97,29 @@ def test_uses_the_vocabulary_of_the_data_folder(word_data):
     config = resolve("tiny/ADP-T", "paper", [], len(word_data.vocabulary))
     assert f"# vocab_size={len(word_data.vocabulary)} " in shown
     assert f"input.cutoffs={','.join(map(str, config.input.cutoffs))} " in shown
+
+
+def bands(*arguments):
+    return run("info", "--device", "cpu", "--data", *map(str, arguments))
+
+
+def test_table_of_bands_matches_json(word_data):
+    table = bands(word_data.path, "--dim", 32)
+    assert table.startswith("bands") and "\x1b" not in table
+    assert "the paper's proportions" in table
+    found = json.loads(bands(word_data.path, "--dim", 32, "--json"))
+    cutoffs = ",".join(map(str, found["suggested"]["cutoffs"]))
+    assert f"input.cutoffs={cutoffs} " in table
+    counts = np.bincount(word_data.tokens("train").ids, minlength=len(word_data.vocabulary))
+    for row in (found["suggested"], found["paper"]):
+        parts = np.split(counts, row["cutoffs"])  # includes line ends and unknown words
+        shares = [part.sum() / counts.sum() for part in parts]
+        assert row["coverage"] == pytest.approx(shares)
+    with pytest.raises(ValueError, match="--dim 0"):
+        bands(word_data.path, "--dim", 0)
+
+
+def test_suggests_bands_for_a_file_of_words_and_counts(tmp_path):
+    path = tmp_path / "dict.txt"
+    path.write_text("".join(f"word{rank} {1000 // rank}\n" for rank in range(1, 301)))
+    assert sum(json.loads(bands(path, "--dim", 64, "--json"))["suggested"]["sizes"]) == 304

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zipflm.cli.progress import progress_bar
-from zipflm.cli.summary import data_warnings, summary
+from zipflm.cli.app import progress_bar
+from zipflm.cli.data import data_warnings, summary
 from zipflm.config import Splitting
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder

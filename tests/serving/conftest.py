@@ -7,7 +7,7 @@ from loaded_models import loaded
 from serving.services import Running
 
 from zipflm.serving.models import make_served_model
-from zipflm.serving.queue import Limits
+from zipflm.serving.worker import Limits
 
 
 @pytest.fixture(scope="package", autouse=True)

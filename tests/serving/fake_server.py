@@ -135,9 +135,8 @@ def _handler(server):
 
         def do_GET(self):
             if self.path == "/":
-                made = page()
-                policy = {"Content-Security-Policy": made.policy}
-                self._send(200, policy, made.html.encode(), "text/html; charset=utf-8")
+                policy = {"Content-Security-Policy": page().headers["Content-Security-Policy"]}
+                self._send(200, policy, page().body, "text/html; charset=utf-8")
             else:
                 self._answer({})
 

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 
 import httpx
 
-from zipflm.serving.queue import Limits
 from zipflm.serving.server import bind_socket, run
+from zipflm.serving.worker import Limits
 
 
 def head(path, length):

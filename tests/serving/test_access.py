@@ -1,10 +1,13 @@
 """API keys, hosts, origins, health, metrics and the OpenAPI schema."""
 
 import base64
+from pathlib import Path
 
 import openai
 import pytest
 from serving.services import Running, head
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "serving.md"
 
 
 def basic(password):
@@ -96,6 +99,9 @@ def test_openapi_schema(service):
     described = service.client.get("/openapi.json").json()
     assert "/openapi.json" in service.client.get("/docs").text
     assert {"/score", "/v1/completions", "/v1/models"} <= set(described["paths"])
+    guide = GUIDE.read_text(encoding="utf-8")
+    for path in described["paths"]:
+        assert f"{path.replace('{name}', 'NAME')}`" in guide, path
     post = described["paths"]["/v1/completions"]["post"]
     assert set(post["responses"]) == {"200", "4XX"}  # not FastAPI's own 422
     assert "max_tokens" in described["components"]["schemas"]["CompletionRequest"]["properties"]

@@ -12,7 +12,7 @@ from small_data import make_folder
 
 from zipflm.config import Splitting
 from zipflm.serving.models import make_served_model
-from zipflm.serving.queue import Limits
+from zipflm.serving.worker import Limits
 
 
 def rejected(service, path, content, status=400):

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -97,7 +98,7 @@ def test_shutdown_finishes_accepted_requests(models, monkeypatch):
         ) as stream:
             service.until(lambda: service.worker.num_generating == 2)
             service.end()
-            service.until(lambda: service.server.service.is_shutting_down)
+            service.until(lambda: service.worker.is_closed)
             for path, fields in (("/score", {"text": "ba"}), ("/v1/completions", {"prompt": "b"})):
                 refused = service.post(path, **fields)
                 assert refused.status_code == 503
@@ -134,6 +135,14 @@ def test_address_in_use(run):
             bind_socket("127.0.0.1", port)
     with pytest.raises(ValueError, match="--host no.such.host.invalid"):
         bind_socket("no.such.host.invalid", 0)
+
+
+def test_responses_are_sent_without_delay():
+    # Nagle's algorithm would delay each response by 40 ms.
+    with bind_socket("127.0.0.1", 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_reads_api_keys(tmp_path):

@@ -1,13 +1,10 @@
 """Generation in batches gives the same texts as one by one."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from zipflm.language.decoding import SamplingOptions, TextDecoder, TextInProgress
 from zipflm.language.detokenizer import Detokenizer
-from zipflm.serving.worker import BatchRoom
 
 PROMPTS = ["ba", "be noro boro", "bu ban bi ka ke", "mila"]
 DRAWN, NUCLEUS, GREEDY = {}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.0}
@@ -68,13 +65,3 @@ def test_equal_prompts_are_processed_once(words, monkeypatch):
     decoder.join([a_row(words, "ba be", seed) for seed in range(3)] + [a_row(words, "bu")])
     assert sizes == [(2, 3)]
     finish(decoder)
-
-
-def test_batch_room(words):
-    engine = replace(words.engine, batch_tokens=40)
-    rows = [a_row(words, "ba be", max_tokens=9) for _ in range(4)]  # of 12 tokens each
-    room = BatchRoom(engine, [])
-    assert [room.try_add(row) for row in rows] == [True, True, True, False]
-    assert room.try_add(a_row(words, "ba", max_tokens=1)) is False  # 4 rows of 12 tokens do not fit
-    assert not BatchRoom(engine, rows[:3]).try_add(rows[3])
-    assert BatchRoom(replace(words.engine, batch_tokens=1), []).try_add(rows[0])

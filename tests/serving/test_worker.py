@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 from serving.services import Running, slowed
 
-from zipflm.language.decoding import TextInProgress
+from zipflm.language.decoding import TextDecoder, TextInProgress
 from zipflm.language.engine import Engine
-from zipflm.serving.queue import Limits
+from zipflm.serving.worker import Limits
 
 
 @pytest.fixture
@@ -87,6 +87,21 @@ def test_waiting_texts_are_not_scanned_every_step(models, monkeypatch):
     assert len(calls) < 10 * 200
 
 
+@pytest.mark.parametrize(("max_batch_tokens", "num_rows"), [(40, 3), (1, 1)])
+def test_generation_batches_are_limited(models, monkeypatch, max_batch_tokens, num_rows):
+    sizes, step = [], TextDecoder.step
+
+    def recorded(self):
+        sizes.append(len(self.rows))
+        return step(self)
+
+    monkeypatch.setattr(TextDecoder, "step", recorded)
+    with Running(models, Limits(max_batch_tokens=max_batch_tokens)) as service:
+        # Each text needs 12 positions; 4 texts of 12 do not fit.
+        service.complete("ba be", n=4, max_tokens=9, lines=0, seed=1)
+    assert max(sizes) == num_rows
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_disconnect_stops_generation(models, monkeypatch, stream):
     slowed(monkeypatch, 0.02)
@@ -133,8 +148,6 @@ def test_failed_text_does_not_affect_others(models, held, monkeypatch):
 
 
 def test_failed_step_ends_only_its_batch(models, monkeypatch):
-    from zipflm.language.decoding import TextDecoder
-
     step, failures = TextDecoder.step, [RuntimeError("no memory")]
 
     def fail_once(self):

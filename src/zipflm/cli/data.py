@@ -1,8 +1,9 @@
-"""`zipflm prepare`: create a data folder."""
+"""`zipflm prepare`: create a data folder, and warn about data that looks wrong."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -18,7 +19,14 @@ from zipflm.cli.app import (
     command,
     echo,
     print_error,
+    progress_bar,
 )
+
+if TYPE_CHECKING:
+    from zipflm.data.folder import DataFolder
+
+_MAX_UNKNOWN = 0.05
+"""Warn if a larger share of the validation or test text is out of vocabulary."""
 
 
 class _Prepare(Command):
@@ -118,8 +126,6 @@ def prepare(
 ) -> None:
     """Create a data folder from text, a named corpus, or sequences of integers."""
     from zipflm import api
-    from zipflm.cli.progress import progress_bar
-    from zipflm.cli.summary import data_warnings, summary
     from zipflm.data.folder import METADATA_FILE
 
     with cleanup_on_sigterm(), progress_bar() as report:
@@ -149,3 +155,43 @@ def prepare(
     echo((folder.path / METADATA_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
     for warning in data_warnings(folder):
         print_error(f"warning: {warning}")
+
+
+def summary(folder: DataFolder) -> str:
+    """Describe the contents of a folder in a few lines."""
+    metadata = folder.metadata
+    vocabulary = metadata.vocabulary
+    rule = "" if metadata.splitting.is_plain else f", {metadata.splitting}"
+    lines = [
+        f"{folder.path}: {vocabulary.size:,} ids ({metadata.unit}{rule}), "
+        f"hash {vocabulary.hash[:16]}"
+    ]
+    for name, split in metadata.splits.items():
+        unknown = 100 * split.unknown / split.tokens
+        files = len(split.sources)
+        lines.append(
+            f"  {name:5}  {files:>4} file{'s' if files != 1 else ' '}  "
+            f"{split.tokens:>13,} tokens  {split.sentences:>11,} sentences  "
+            f"{split.types:>10,} types  {unknown:.2f}% unknown"
+        )
+    if metadata.splitting.is_plain and not metadata.options.ids:
+        lines.append("  words are separated by spaces (use --words words to split off punctuation)")
+    requested, learned = metadata.options.bpe, metadata.bpe.merges if metadata.bpe else 0
+    if requested is not None and learned < requested:
+        lines.append(
+            f"  learned {learned:,} of {requested:,} merges: no remaining pair occurs more than "
+            "once"
+        )
+    return "\n".join(lines)
+
+
+def data_warnings(folder: DataFolder) -> Iterator[str]:
+    """Yield warnings about data that looks wrong."""
+    for name, split in folder.metadata.splits.items():
+        unknown = split.out_of_vocabulary / split.words
+        if name != "train" and unknown > _MAX_UNKNOWN:
+            yield (
+                f"{unknown:.1%} of the words of the {name} text are unknown; check that it is the "
+                "same kind of text with the same tokenization, or lower --min-count, raise "
+                "--max-size, or use sub-words (--bpe)"
+            )

@@ -17,8 +17,6 @@ from zipflm.cli.app import Device, Json, Overrides, command, echo
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from rich.console import Console
-    from rich.table import Table
 
     from zipflm.config import Config
     from zipflm.model.band_search import WeighedBands
@@ -99,12 +97,21 @@ def info(
 
 
 def _show_presets(name: Name | None, as_json: bool) -> None:
+    from zipflm.presets import FACTORIZATIONS
+    from zipflm.presets.recipes import RECIPES
+
     rows = _datasets() if name is None else _models(name)
     if as_json:
         echo(json.dumps(rows, indent=1))
         return
-    _print(_table(rows))
-    echo(_next_steps(name.dataset if name else None))
+    echo(_table(rows))
+    if name is not None:
+        echo(f"zipflm info {name.dataset}/ADP-T shows all settings of a model")
+        return
+    echo(
+        f"replace ADP-T with: {', '.join(FACTORIZATIONS)} (zipflm info tiny describes them)\n"
+        f"--recipe: {', '.join(RECIPES)}; zipflm info tiny/ADP-T shows all settings of a model"
+    )
 
 
 def _show_model(config: Config, as_json: bool) -> None:
@@ -126,10 +133,7 @@ def _show_model(config: Config, as_json: bool) -> None:
         {"part": part, "parameters": count, "share": "" if part == "total" else count / total}
         for part, count in parts.items()
     ]
-    console = _console()
-    with console.capture() as captured:
-        console.print(_table(rows))
-    for line in captured.get().splitlines():
+    for line in _table(rows).splitlines():
         echo(f"# {line}")
 
 
@@ -150,7 +154,7 @@ def _show_paper(as_json: bool) -> None:
             | {"paper": f"{row['params']}M", "match": "yes" if row["match"] else "NO"}
             for row in rows
         ]
-        _print(_table(shown))
+        echo(_table(shown))
         echo(f"{sum(row['match'] for row in rows)} of {len(rows)} rows match the paper")
     if not all(row["match"] for row in rows):
         raise typer.Exit(1)
@@ -182,7 +186,7 @@ def _show_bands(data: str, dim: int, device: str | None, as_json: bool) -> None:
         }
         for name, row in named.items()
     ]
-    _print(_table(table))
+    echo(_table(table))
     cutoffs = ",".join(map(str, suggested.bands.cutoffs))
     echo(
         "mean width: geometric mean over the text; parameters: of a tied pair; cost: time of the "
@@ -221,16 +225,6 @@ def _plain(row: WeighedBands) -> dict[str, Any]:
         "cost": row.cost,
         "explanation": row.explanation,
     }
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 160)
-
-
-def _print(table: Table) -> None:
-    _console().print(table)
 
 
 def _resolve(preset: str, recipe: str, overrides: list[str], data: str | None) -> Config:
@@ -293,7 +287,8 @@ def _numbers(config: Config) -> dict[str, int]:
 _RIGHT_ALIGNED = ("mean width", "cost", "relative", "paper", "share")
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(rows: list[dict[str, Any]]) -> str:
+    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -302,22 +297,14 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(title, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    return table
+    # Without colors, because the table can be a part of a file.
+    console = Console(width=None if sys.stdout.isatty() else 160, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip("\n")
 
 
 def _cell(value: int | float | str) -> str:
     if isinstance(value, float):
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, int) else value
-
-
-def _next_steps(dataset: str | None) -> str:
-    from zipflm.presets import FACTORIZATIONS
-    from zipflm.presets.recipes import RECIPES
-
-    if dataset is not None:
-        return f"zipflm info {dataset}/ADP-T shows all settings of a model"
-    return (
-        f"replace ADP-T with: {', '.join(FACTORIZATIONS)} (zipflm info tiny describes them)\n"
-        f"--recipe: {', '.join(RECIPES)}; zipflm info tiny/ADP-T shows all settings of a model"
-    )

@@ -58,8 +58,8 @@ def serve(
     except ImportError as error:
         needed = "pip install fastapi prometheus_client uvicorn"
         raise ValueError(f"zipflm serve needs {error.name}: {needed}") from None
-    from zipflm.serving.queue import Limits
     from zipflm.serving.server import serve as serve_runs
+    from zipflm.serving.worker import Limits
 
     limits = Limits(
         max_batch_tokens=max_batch_tokens,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from zipflm.config import (
     Splitting,
     Tie,
     TransformerDecoder,
+    Unit,
 )
 from zipflm.data.bpe import Codes
 from zipflm.data.vocabulary import CONTINUES, Vocabulary
@@ -91,7 +92,7 @@ _NAMES: dict[str, str | None] = {
     "adaptive_softmax.head.class_proj.weight": "output.clusters",
     "adaptive_softmax.head.word_proj.weight": "output.embeddings.0",
     "adaptive_softmax.tail.{}.0.weight": "output.tail_projections.{}",
-    "adaptive_softmax.tail.{}.2.weight": "output.tail_embeddings.{}",
+    "adaptive_softmax.tail.{}.2.weight": "output.embeddings.{}",
 }
 
 
@@ -202,13 +203,12 @@ def _convert_weight(name: str, tensor: Tensor, config: ModelConfig) -> dict[str,
     if template not in _NAMES:
         return None
     ours = _NAMES[template]
-    return {} if ours is None else {_our_name(ours, number[0] if number else ""): tensor}
-
-
-def _our_name(template: str, number: str) -> str:
-    if template == "output.tail_embeddings.{}":  # our list includes the head
-        return f"output.embeddings.{int(number) + 1}"
-    return template.format(number)
+    if ours is None:
+        return {}
+    index = 0 if number is None else int(number[0])
+    if ours == "output.embeddings.{}":  # our list includes the head
+        index += 1
+    return {ours.format(index): tensor}
 
 
 def _is_copy(name: str, tie: Tie) -> bool:
@@ -219,33 +219,41 @@ def _is_copy(name: str, tie: Tie) -> bool:
 
 
 Source = str | PathLike[str]
-Unit = Literal["word", "bpe"]
 
 # A dictionary with a larger share of subword-nmt or sentencepiece markers contains sub-words. In
 # such a dictionary, about half of the entries have a marker; among words, markers are very rare.
 _MAX_MARKED_WORDS = 0.05
 
 
-@dataclass(frozen=True)
-class ImportedModel:
-    """An imported model: the contents of a run folder."""
+def import_run(
+    checkpoint: Source,
+    dictionary: Source,
+    out: Path,
+    *,
+    bpe_codes: Source | None = None,
+    splitting: Splitting = PLAIN,
+) -> Config:
+    """Create the run folder `out`. The run can be evaluated and analyzed, but not resumed.
 
-    config: Config
-    weights: dict[str, Tensor]
-    """The `LanguageModel(config).state_dict()`, in float32."""
-    vocabulary: Vocabulary
-    updates: int
-    """Number of training updates."""
+    `dictionary` is the `dict.txt` of the training data. Pass the `bpe_codes` and `splitting` of the
+    training text, so that raw text is split the same way. Raises ValueError or OSError, naming the
+    file, if a file is damaged, unsafe or unsupported, or the files do not match, and
+    FileExistsError if `out` exists and is not an empty folder.
+    """
+    contents = read_model(checkpoint, dictionary, bpe_codes=bpe_codes, splitting=splitting)
+    write_imported(out, contents)
+    return contents.config
 
 
 def read_model(
-    checkpoint: Source, dictionary: Source, *, unit: Unit | None = None
-) -> ImportedModel:
-    """Read a checkpoint and the `dict.txt` of its training data.
-
-    By default, `unit` is detected from the dictionary. Raises ValueError or OSError, naming the
-    file, if a file is damaged, unsafe or unsupported, or the two do not match.
-    """
+    checkpoint: Source,
+    dictionary: Source,
+    *,
+    bpe_codes: Source | None = None,
+    splitting: Splitting = PLAIN,
+) -> Contents:
+    """Read the contents of a run folder. See `import_run`."""
+    codes = None if bpe_codes is None else Codes.load(bpe_codes)
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
     try:
@@ -255,12 +263,14 @@ def read_model(
         model = model_config(options, len(vocabulary))
         weights = model_weights(file.weights, model)
         _check_weights(weights, file.weights, model)
-        config = _run_config(model, options, unit or _detect_unit(dictionary, vocabulary))
+        unit = _detect_unit(dictionary, vocabulary) if codes is None else "bpe"
+        config = _run_config(model, options, unit)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # options can have any type
         raise ValueError(f"{checkpoint}: {error}") from None
     # Copied, because the tensors may be views of the mapped file.
     weights = {n: t.detach().to(torch.float32, copy=True).contiguous() for n, t in weights.items()}
-    return ImportedModel(config, weights, vocabulary, file.updates)
+    state = ImportedState(update=file.updates, imported_from=str(checkpoint))
+    return Contents(weights, {}, state, config, vocabulary, codes, splitting)
 
 
 def _check_weights(
@@ -303,25 +313,3 @@ def _run_config(model: ModelConfig, options: Mapping[str, Any], unit: Unit) -> C
         name=f"fairseq/{options.get('arch') or 'transformer_lm'}",
         batches=BatchConfig(unit=unit, block=block, tokens=tokens, eval_block=block),
     )
-
-
-def import_run(
-    checkpoint: Source,
-    dictionary: Source,
-    out: Path,
-    *,
-    bpe_codes: Source | None = None,
-    splitting: Splitting = PLAIN,
-) -> ImportedModel:
-    """Create the run folder `out`. The run can be evaluated and analyzed, but not resumed.
-
-    Pass the `bpe_codes` and `splitting` of the training text, so that raw text is split the same
-    way. Raises ValueError or OSError, naming the file, if a file is damaged, unsafe or unsupported,
-    or the files do not match, and FileExistsError if `out` exists and is not an empty folder.
-    """
-    codes = None if bpe_codes is None else Codes.load(bpe_codes)
-    model = read_model(checkpoint, dictionary, unit=None if codes is None else "bpe")
-    state = ImportedState(update=model.updates, imported_from=str(checkpoint))
-    contents = Contents(model.weights, {}, state, model.config, model.vocabulary, codes, splitting)
-    write_imported(out, contents)
-    return model

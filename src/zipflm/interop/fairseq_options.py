@@ -122,7 +122,9 @@ def _check_supported(options: Mapping[str, Any], model_options: Collection[str])
 
 def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
     if name == "arch":
-        return value is None or _is_arch(value)
+        # It becomes part of the name of the run, so it must be printable.
+        is_name = isinstance(value, str) and value.isprintable()
+        return value is None or (is_name and value.startswith("transformer_lm"))
     if name in _SUPPORTED_VALUES:
         return _is_one_of(value, _SUPPORTED_VALUES[name])
     if name == "decoder_normalize_before" and is_model_option:
@@ -130,20 +132,12 @@ def _is_supported(name: str, value: Any, *, is_model_option: bool) -> bool:
         return value is True
     if name in _KNOWN:
         return True
-    return _is_off(value) or not (is_model_option or name.startswith(_PREFIXES))
-
-
-def _is_arch(value: Any) -> bool:
-    # It becomes part of the name of the run, so it must be printable.
-    return isinstance(value, str) and value.startswith("transformer_lm") and value.isprintable()
+    is_off = _is_one_of(value, (None, False, 0, ""))
+    return is_off or not (is_model_option or name.startswith(_PREFIXES))
 
 
 def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return isinstance(value, str | int | float | None) and value in values
-
-
-def _is_off(value: Any) -> bool:
-    return _is_one_of(value, (None, False, 0, ""))
 
 
 def _has_no_final_norm(options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:

@@ -8,8 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from string import Template
 from typing import Annotated, Any, TypeVar
@@ -19,20 +18,20 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from zipflm import __version__
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN
+from zipflm.language.decoding import Delta
 from zipflm.messages import quoted
 from zipflm.serving.completions import Completion
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.middleware import BASIC, BEARER, Middleware
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import detokenize, require_ids, tokenize
-from zipflm.serving.queue import Generated, Job, Scored
 from zipflm.serving.schemas import (
     APIError,
     CompletionRequest,
@@ -47,7 +46,7 @@ from zipflm.serving.schemas import (
     on_error,
 )
 from zipflm.serving.scores import Scoring
-from zipflm.serving.worker import Worker
+from zipflm.serving.worker import Job, Scored, Worker
 
 # In this order, because later scripts use earlier ones.
 _SCRIPTS = (
@@ -57,19 +56,12 @@ _SCRIPTS = (
 )
 
 
-@dataclass(frozen=True)
-class Page:
-    html: str
-    policy: str
-    """`Content-Security-Policy`. It allows only the inline style sheet and script of the page (by
-    hash), requests to this server, and `data:` images."""
-
-
 @cache
-def page() -> Page:
+def page() -> HTMLResponse:
+    """Return the page. Its policy allows only its own style sheet and script (by hash), requests
+    to this server, and `data:` images."""
     style = _source("page.css")
     script = "\n".join(['"use strict";', *(_source(f"{name}.js") for name in _SCRIPTS)])
-    html = Template(_source("page.html")).substitute(css=style, script=script)
     allowed = {
         "default-src": "'none'",
         "style-src": _hash(style),
@@ -81,7 +73,14 @@ def page() -> Page:
         "frame-ancestors": "'none'",
         "require-trusted-types-for": "'script'",
     }
-    return Page(html, "; ".join(f"{name} {source}" for name, source in allowed.items()))
+    headers = {
+        "Content-Security-Policy": "; ".join(" ".join(rule) for rule in allowed.items()),
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    html = Template(_source("page.html")).substitute(css=style, script=script)
+    return HTMLResponse(html, headers=headers)
 
 
 def _source(name: str) -> str:
@@ -111,19 +110,15 @@ class Service:
     def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
         self.models, self.worker, self.metrics = models, worker, metrics
         self.limits = worker.limits
-        self.is_shutting_down = False
         # A single thread, because text readers are not thread-safe.
         self._text_thread = ThreadPoolExecutor(1, "text")
-        for name, help_text, value in (
-            ("zipflm_requests_waiting", "Requests in the queue.", lambda: worker.num_waiting),
-            ("zipflm_requests_in_progress", "Requests in progress.", lambda: worker.num_active),
-            (
-                "zipflm_generations_in_progress",
-                "Texts being generated.",
-                lambda: worker.num_generating,
-            ),
+        for name, help_text, attribute in (
+            ("zipflm_requests_waiting", "Requests in the queue.", "num_waiting"),
+            ("zipflm_requests_in_progress", "Requests in progress.", "num_active"),
+            ("zipflm_generations_in_progress", "Texts being generated.", "num_generating"),
         ):
-            metrics.add_gauge(name, help_text, value)
+            gauge = Gauge(name, help_text, registry=metrics.registry)
+            gauge.set_function(partial(getattr, worker, attribute))
 
     def stop(self) -> None:
         self.worker.stop()
@@ -142,14 +137,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, call)
 
     async def page(self) -> Response:
-        built = page()
-        headers = {
-            "Content-Security-Policy": built.policy,
-            "Cache-Control": "no-cache",
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-        }
-        return HTMLResponse(built.html, headers=headers)
+        return page()
 
     async def health(self) -> dict[str, str]:
         """Return status 200, or 503 if the thread that runs the models has stopped."""
@@ -161,7 +149,7 @@ class Service:
     async def ready(self) -> dict[str, Any]:
         """Return status 200, or 503 if the service is shutting down or has failed."""
         await self.health()
-        if self.is_shutting_down:
+        if self.worker.is_closed:
             raise APIError(503, "the service is shutting down", code="shutting_down")
         return {"status": "ready", "models": list(self.models)}
 
@@ -202,7 +190,7 @@ class Service:
         model, worker = self._model(request.model), self.worker
         completion = await self._run_in_text_thread(lambda: Completion(request, model, self.limits))
         scoring: Job[Scored] | None = None
-        generating: Job[Generated] | None = None
+        generating: Job[tuple[int, Delta]] | None = None
         if documents := completion.documents():
             scoring = worker.score(model, documents)
             jobs.callback(worker.finish, scoring)
@@ -214,7 +202,7 @@ class Service:
             if scoring is not None:
                 for _ in documents:
                     scored = await scoring.next()
-                    completion.add_scores(scored.text_index, scored.scores)
+                    completion.scores[scored.text_index] = scored.scores
             yield completion.first_chunks()
             while generating is not None and not completion.is_complete:
                 index, delta = await generating.next()

@@ -17,7 +17,6 @@ from zipflm.evaluation.documents import Document, DocumentScores, Likely
 from zipflm.language.decoding import SEED_LIMIT, Delta, SamplingOptions, TextInProgress
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import Prompt, read_prompt, require_length
-from zipflm.serving.queue import Limits
 from zipflm.serving.schemas import (
     MAX_TEXTS,
     CompletionChoice,
@@ -28,6 +27,7 @@ from zipflm.serving.schemas import (
     bad_request,
 )
 from zipflm.serving.scores import MAX_LOGPROBS
+from zipflm.serving.worker import Limits
 
 
 class Completion:
@@ -48,7 +48,8 @@ class Completion:
         self._check_logprob_limit(count * request.max_tokens)
         reason = None if request.max_tokens else "length"
         self._choices = [Delta(finish_reason=reason) for _ in range(count)]
-        self._scores: dict[int, DocumentScores] = {}
+        self.scores: dict[int, DocumentScores] = {}
+        """Scores of the prompts that `documents` returns, by index."""
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
 
     def _check_logprob_limit(self, tokens: int) -> None:
@@ -95,9 +96,6 @@ class Completion:
     @property
     def _num_likely(self) -> int:
         return min(self._request.logprobs or 0, len(self.model.reader.vocabulary))
-
-    def add_scores(self, index: int, scores: DocumentScores) -> None:
-        self._scores[index] = scores
 
     def add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
@@ -165,7 +163,7 @@ class Completion:
         if request.logprobs is not None:
             lists = _LogprobLists(self.model.lm.vocabulary.words)
             if has_prompt:
-                lists.add_prompt(prompt, self._scores[prompt_index])
+                lists.add_prompt(prompt, self.scores[prompt_index])
             offset = len(prompt.text) if request.echo else 0
             for token in delta.tokens:
                 lists.add(token.token, token.logprob, token.top, offset + token.offset)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 _SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -15,10 +13,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
+        self.requests = Counter(
             "zipflm_requests", "Completed requests.", ["path", "status"], registry=registry
         )
-        self._seconds = Histogram(
+        self.seconds = Histogram(
             "zipflm_request_seconds",
             "Time from a request to the end of its response.",
             ["path"],
@@ -40,10 +38,3 @@ class Metrics:
             "Clients that disconnected early.",
             registry=registry,
         )
-
-    def record_request(self, path: str, status: int, seconds: float) -> None:
-        self._requests.labels(path, status).inc()
-        self._seconds.labels(path).observe(seconds)
-
-    def add_gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
-        Gauge(name, help_text, registry=self.registry).set_function(value)

@@ -104,7 +104,8 @@ class Middleware:
             _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
-            self._metrics.record_request(path, sender.status, time.perf_counter() - start)
+            self._metrics.requests.labels(path, sender.status).inc()
+            self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
     async def _handle(self, scope: Scope, receive: Receive, send: _ResponseSender) -> None:
         request = Request(scope, receive)

@@ -17,8 +17,8 @@ from zipflm.language.detokenizer import Detokenizer, last_line
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
-from zipflm.serving.queue import Limits
 from zipflm.serving.schemas import APIError, bad_request
+from zipflm.serving.worker import Limits
 
 _START = SPECIALS[END]
 

@@ -12,7 +12,6 @@ from zipflm.language.text import EncodedText, Ids, nll_per_word, scored_words
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import encode, require_length
-from zipflm.serving.queue import Limits, Scored
 from zipflm.serving.schemas import (
     Alternative,
     Neighbour,
@@ -23,6 +22,7 @@ from zipflm.serving.schemas import (
     WordScore,
     bad_request,
 )
+from zipflm.serving.worker import Limits, Scored
 from zipflm.units import bits, perplexity
 
 MAX_LOGPROBS = 100_000

@@ -20,8 +20,7 @@ from zipflm.serving.app import Service, make_app
 from zipflm.serving.metrics import Metrics
 from zipflm.serving.middleware import is_local_name, read_keys
 from zipflm.serving.models import ServedModel, load_models
-from zipflm.serving.queue import Limits
-from zipflm.serving.worker import Worker
+from zipflm.serving.worker import Limits, Worker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -73,7 +72,7 @@ async def run(
 ) -> None:
     """Run the server until `Server.end` is called or a signal arrives."""
     metrics = Metrics()
-    worker = Worker(list(models.values()), limits, metrics)
+    worker = Worker(models.values(), limits, metrics)
     service = Service(models, worker, metrics)
     is_local = is_local_name(listener.getsockname()[0])
     app = make_app(service, keys=keys, origins=origins, is_local=is_local)
@@ -110,10 +109,9 @@ class Server(uvicorn.Server):
 
     def end(self) -> None:
         """Reject new requests, finish accepted ones, then stop. A second call stops immediately."""
-        if self.service.is_shutting_down:
+        if self.service.worker.is_closed:
             self.force_exit = self.should_exit = True
-        self.service.is_shutting_down = True
-        self.service.worker.close()
+        self.service.worker.is_closed = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -129,7 +127,7 @@ class Server(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        if self.service.is_shutting_down and not self.service.worker.num_active:
+        if self.service.worker.is_closed and not self.service.worker.num_active:
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -139,7 +137,10 @@ def bind_socket(host: str, port: int) -> socket.socket:
     immediately."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"--host {host} --port {port}: {reason}; choose another") from None
+    # Connections inherit this. asyncio sets it only for sockets that it creates itself.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

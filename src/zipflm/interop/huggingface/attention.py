@@ -37,7 +37,14 @@ class View:
     @property
     def is_plain(self) -> bool:
         """True if a call without mask and cache gives the same result, except at padding."""
-        return self._cache is None and self._is_padded_on_the_right
+        if self._cache is not None:
+            return False
+        if self._mask_BS is None:
+            return True
+        if torch.compiler.is_compiling():  # no branch may depend on values
+            return False
+        # The causal mask alone hides padding on the right.
+        return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
 
     @property
     def mask_BT(self) -> Tensor | None:
@@ -91,15 +98,6 @@ class View:
 
     def advance(self, num_new: int) -> None:
         pass
-
-    @property
-    def _is_padded_on_the_right(self) -> bool:
-        """True if the causal mask alone hides all padding. Always False when compiling."""
-        if self._mask_BS is None:
-            return True
-        if torch.compiler.is_compiling():  # no branch may depend on values
-            return False
-        return bool((self._mask_BS[:, 1:] <= self._mask_BS[:, :-1]).all())
 
 
 class EagerAttention(TorchFunctionMode):

@@ -83,7 +83,8 @@ def export_run(
     """
     run = load_run(path, checkpoint)
     state = run.checkpoint.state()
-    tokenizer = tokenizer_of(run)
+    encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
+    tokenizer = ZipfTokenizer(encoder=encoder, unit=run.config.batches.unit)
     model = model_of(run)
     with new_folder(out) as folder, _quietly():
         try:
@@ -113,12 +114,6 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
     model.generation_config.suppress_tokens = _non_words(run.vocabulary)
     model.generation_config._from_model_config = False
     return model
-
-
-def tokenizer_of(run: LoadedRun) -> ZipfTokenizer:
-    """Return the tokenizer of a run. Raises ValueError if its vocabulary is not supported."""
-    encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
-    return ZipfTokenizer(encoder=encoder, unit=run.config.batches.unit)
 
 
 def import_run(path: str | PathLike[str], out: Path) -> Config:
