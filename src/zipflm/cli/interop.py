@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -41,6 +41,7 @@ def export(
     run: Run,
     out: Annotated[str, Argument(help="Folder to create, for from_pretrained.")],
     *,
+    format: Annotated[Literal["hf"], Option(help="Format to write (transformers).")] = "hf",
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
         str, Option(help="Maximum size of a weights file; larger models are split.")
@@ -70,6 +71,10 @@ def import_(
     ],
     out: Annotated[str, Argument(help="Run folder to create.")],
     *,
+    format: Annotated[
+        Literal["hf", "fairseq"] | None,
+        Option(help="Format of the source.", show_default="hf for a folder, fairseq for a file"),
+    ] = None,
     dictionary: Annotated[
         str | None,
         Option("--dict", help="For fairseq (required): dict.txt of the data it was trained on."),
@@ -84,7 +89,7 @@ def import_(
     """Create a run folder from a transformers or fairseq model."""
     if not os.path.exists(source):
         raise ValueError(f"{source}: no such file or folder; check the name")
-    if os.path.isdir(source):
+    if (format or ("hf" if os.path.isdir(source) else "fairseq")) == "hf":
         for option, value in (
             ("--dict", dictionary),
             ("--bpe-codes", bpe_codes),
