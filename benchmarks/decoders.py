@@ -17,12 +17,12 @@ from dataclasses import replace
 import torch
 from training_step import fake_vocabulary, measure, random_tokens
 
+from zipflm.distributed import processes
 from zipflm.evaluation.streaming import streaming_speed
 from zipflm.presets import from_name
 from zipflm.presets.rivals import DECODERS, with_decoder
 from zipflm.runs.load import untrained_model
 from zipflm.settings import override
-from zipflm.training import distributed
 from zipflm.training.throughput import reset_peak_memory
 
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("overrides", nargs="*", help="e.g. training.tokens_per_update=65536")
     options = parser.parse_args(arguments)
-    with distributed.started(options.device) as process:
+    with processes.started(options.device) as process:
         for name in options.decoders:
             preset = override(with_decoder(from_name(options.preset), name), options.overrides)
             # Half precision is slow on most CPUs.

@@ -24,11 +24,11 @@ from torch.nn import functional as F
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch
+from zipflm.distributed.processes import Process
 from zipflm.model.decoders.transformer import DecoderLayer, sinusoids
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets.recipes import resolve
 from zipflm.training import optimizers, step
-from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 
 BANDS = SIZES["cpu"].bands

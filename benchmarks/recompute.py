@@ -27,14 +27,15 @@ from torch.utils._pytree import tree_leaves
 from training_step import fake_vocabulary, random_tokens
 
 from zipflm.config import Config, Recompute, TransformerDecoder
+from zipflm.distributed import processes
+from zipflm.distributed.processes import Process
 from zipflm.model.decoders.transformer import Transformer
 from zipflm.model.precision import Precision, autocast
 from zipflm.presets import from_name
 from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Position
 from zipflm.settings import override
-from zipflm.training import distributed, optimizers, step, throughput
-from zipflm.training.distributed import Process
+from zipflm.training import optimizers, step, throughput
 from zipflm.training.setup import is_out_of_memory
 from zipflm.training.step import build_learner
 from zipflm.training.stream import Stream, accumulation
@@ -192,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
         ],
     )
     results: list[Row] = []
-    with distributed.started(options.device) as process:
+    with processes.started(options.device) as process:
         name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"
         print(f"{name}, torch {torch.__version__}, {config.name}, blocks of {options.block}")
         for row in rows(config, process, options.tokens, options.steps, options.modes):

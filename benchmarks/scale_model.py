@@ -29,9 +29,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from zipflm.config import Config, Nesterov, Tie
+from zipflm.distributed import processes
 from zipflm.presets import from_name
 from zipflm.settings import override
-from zipflm.training import distributed
 from zipflm.training.throughput import flops_per_token
 
 STEP = Path(__file__).with_name("training_step.py")
@@ -419,7 +419,7 @@ def _outputs(commands: Sequence[list[str]], together: bool) -> list[str]:
 
 def _print_link(megabytes: int = 16, rounds: int = 5) -> None:
     tensor = torch.ones(megabytes << 18)
-    with distributed.started("cpu") as process:
+    with processes.started("cpu") as process:
         dist.all_reduce(tensor)
         start = time.perf_counter()
         for _ in range(rounds):

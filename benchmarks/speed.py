@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from training_step import measure, random_tokens, real_tokens
 
+from zipflm.distributed import processes
 from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.bands import Bands
 from zipflm.model.inputs import AdaptiveEmbedding
@@ -36,7 +37,6 @@ from zipflm.model.outputs import FullSoftmax
 from zipflm.presets import dataset_of, from_name
 from zipflm.presets.recipes import apply
 from zipflm.settings import override
-from zipflm.training import distributed
 from zipflm.training.nesterov import NesterovMomentum
 
 
@@ -126,7 +126,7 @@ def steps(
         if device.type == "cuda":
             limits += ["training.compile=true", "training.dtype=bfloat16"]
         config = override(config, limits)
-        with distributed.started(device.type) as process:
+        with processes.started(device.type) as process:
             # Character input computes each unique word once, so repetitions matter.
             text = real_tokens if config.input.spells_words else random_tokens
             result = measure(config, process, 2 * rounds, text)

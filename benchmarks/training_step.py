@@ -24,14 +24,15 @@ from zipflm.config import Config
 from zipflm.data.corpora import addresses, sentences
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import Vocabulary
+from zipflm.distributed import processes
+from zipflm.distributed.processes import Process
 from zipflm.presets import dataset_of, from_name
 from zipflm.presets.recipes import apply
 from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Position
 from zipflm.settings import override
-from zipflm.training import distributed, optimizers, step, throughput
+from zipflm.training import optimizers, step, throughput
 from zipflm.training.cuda_graphs import UpdateRunner
-from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 from zipflm.training.stream import Stream, accumulation
 
@@ -147,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     config = apply(options.recipe, from_name(options.preset), dataset_of(options.preset))
     config = override(config, options.overrides)
-    with distributed.started(options.device) as process:
+    with processes.started(options.device) as process:
         text = real_tokens if options.real_text else random_tokens
         result = measure(config, process, options.steps, text)
     name = torch.cuda.get_device_name() if process.device.type == "cuda" else "cpu"

@@ -35,14 +35,14 @@ ALLOWED = {
     "memory.building": {"memory", "evaluation", "runs.load", "model.precision"}
     | {"data.batches", "data.folder", "data.vocabulary", "settings", "storage"},
     "memory.tuning": {"memory", "evaluation", "runs.load", "data.folder", "settings", "units"},
-    "evaluation": {"memory", "runs", "model", "data", "config", "storage", "units"}
-    | {"training.distributed"},
+    "distributed": {"messages", "storage"},
+    "evaluation": {"memory", "runs", "model", "data", "distributed", "config", "storage", "units"},
     "language": {"memory", "evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
-    "training": {"evaluation", "runs", "model", "data", "config", "field_help"}
-    | {"messages", "settings", "storage"},
+    "training": {"evaluation", "runs", "model", "data", "distributed", "config", "field_help"}
+    | {"messages", "settings"},
     "studies": {"training", "evaluation", "memory.specs", "runs", "data", "config", "presets"}
-    | {"messages", "settings", "storage", "units"},
+    | {"distributed", "messages", "settings", "storage", "units"},
     "studies.paper": set(),
     "serving": {"language", "evaluation.documents", "runs.records", "data"} | {"messages", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe", "messages"},
@@ -108,7 +108,7 @@ def test_config_only_needs_the_standard_library():
 
 def test_scoring_does_not_import_distributed_training():
     """It takes torch nearly a second to import."""
-    code = "import sys, zipflm.evaluation.evaluate, zipflm.training.distributed\n"
+    code = "import sys, zipflm.evaluation.evaluate, zipflm.distributed.processes\n"
     code += "print({'torch.distributed.tensor', 'torch._dynamo'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 

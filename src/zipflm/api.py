@@ -18,7 +18,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from zipflm.training import STALL_SECONDS
+from zipflm.distributed import STALL_SECONDS
 
 if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
@@ -167,10 +167,10 @@ def train(
     After the first update, Ctrl-C and SIGTERM save a checkpoint and raise KeyboardInterrupt. With
     a single process, the same happens if the program that reads stdout exits.
     """
+    from zipflm.distributed import processes
     from zipflm.presets.recipes import resolve
     from zipflm.runs.folder import RunFolder, locate
     from zipflm.settings import override
-    from zipflm.training import distributed
     from zipflm.training.trainer import train as train_run
 
     run_folder, changes = RunFolder(Path(out)), assignments(overrides)
@@ -203,7 +203,7 @@ def train(
             config = replace(config, training=replace(config.training, dtype=dtype))
         return folder, override(config, changes), initial
 
-    with distributed.started(device, stall_seconds) as process:
+    with processes.started(device, stall_seconds) as process:
         folder, config, initial = process.run_on_all(read_inputs)
         is_finished = train_run(
             config,
@@ -244,9 +244,9 @@ def evaluate(
 
     With torchrun, each process scores a part of the text, and all return the same result.
     """
+    from zipflm.distributed import processes
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.evaluation.evaluate import evaluate as score
-    from zipflm.training import distributed
 
     options = ScoringOptions(
         block=block,
@@ -257,7 +257,7 @@ def evaluate(
         dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
         memory=(memory,) if isinstance(memory, str) else tuple(memory),
     )
-    with distributed.started(device) as process:
+    with processes.started(device) as process:
         return score(
             run,
             data=data,
@@ -299,9 +299,9 @@ def compare(
     validation set. With `memory` (`cache:2000`), every model is also scored with that cache. The
     result contains the study, the path of the report and the failures.
     """
+    from zipflm.distributed import processes
     from zipflm.studies.compare import compare as run_study
     from zipflm.studies.plan import Request
-    from zipflm.training import distributed
 
     for name, given in (("factorizations", factorizations), ("bands", bands), ("grid", grid)):
         if isinstance(given, str):
@@ -321,7 +321,7 @@ def compare(
         grid=tuple(grid),
         memory=tuple(memory),
     )
-    with distributed.started(device, stall_seconds):
+    with processes.started(device, stall_seconds):
         return run_study(request, device=device)
 
 

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import config_of, in_processes
 
 from zipflm.data.folder import DataFolder
+from zipflm.distributed import processes
 from zipflm.runs.load import untrained_model
 from zipflm.runs.records import Position
-from zipflm.training import distributed, step
+from zipflm.training import step
 from zipflm.training.parallel import local_shard
 from zipflm.training.step import build_learner
 from zipflm.training.stream import Stream, accumulation
@@ -74,7 +75,7 @@ def count_all(path, out):
     """Run one of several processes; write the bytes that it holds and sends in every mode."""
     torch.set_num_threads(1)
     data = DataFolder.open(path)
-    with distributed.started("cpu") as process:
+    with processes.started("cpu") as process:
         found = {mode: count(config_in(mode, data), data, process) for mode in MODES}
     out.with_name(f"{out.name}-{process.rank}").write_text(json.dumps(found))
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zipflm.evaluation.device import resolve_device
+from zipflm.distributed.device import resolve_device
 
 
 @pytest.fixture

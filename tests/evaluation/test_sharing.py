@@ -10,8 +10,8 @@ import torch
 from started_together import run_together
 from training_runs import in_processes, run
 
+from zipflm.distributed.processes import SINGLE_PROCESS, started
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.training.distributed import SINGLE_PROCESS, started
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from sharded_checkpoints import in_shards
 from training_runs import read_contents
 
+from zipflm.distributed.processes import Process
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.runs import resume
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.storage import seal
-from zipflm.training.distributed import Process
 from zipflm.training.setup import newest_valid
 
 OPTIONS = ScoringOptions(device="cpu")

@@ -17,11 +17,11 @@ SLOW = 4.0  # seconds
 def run(rank, place, fault, *arguments):
     """Run `zipflm` with these arguments in the environment of torchrun."""
     import zipflm.cli
+    from zipflm.distributed import failures, processes
     from zipflm.studies import report
-    from zipflm.training import distributed, failures
 
     # Save time: shorter timeouts, and no figures.
-    failures._PATIENCE, distributed._SLOW_FOLDER = 1.5, 1.0
+    failures._PATIENCE, processes._SLOW_FOLDER = 1.5, 1.0
     report.save_figures = lambda *_: []
     if os.environ["RANK"] == rank:
         _break(place, fault)

@@ -6,9 +6,9 @@ from training_runs import assert_close, assert_same, config_of, in_processes, ru
 
 from zipflm.data.batches import Batches
 from zipflm.data.folder import DataFolder
+from zipflm.distributed.processes import Process
 from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
-from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 
 RECURRENT = {

@@ -6,12 +6,12 @@ from training_runs import config_of, run
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch
+from zipflm.distributed.processes import Process
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.load import untrained_model
 from zipflm.settings import override
 from zipflm.training import compilation, step
 from zipflm.training.compilation import Compilation
-from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 
 CPU = Process(0, 1, torch.device("cpu"))

@@ -12,9 +12,9 @@ from training_runs import SMALL, call, train_command
 
 from tests.training import failing_run
 from zipflm.data.prepare import Options, prepare
+from zipflm.distributed.failures import describe_error
+from zipflm.distributed.processes import Process, started
 from zipflm.runs.folder import RunFolder
-from zipflm.training.distributed import Process, started
-from zipflm.training.failures import describe_error
 
 SHORT = [*SMALL, "training.max_updates=4", "training.report_every=1", "training.checkpoint_every=2"]
 ENDLESS = [*SMALL, "training.max_updates=100000", "training.report_every=1"]

@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor
 from training_runs import SMALL, assert_same, config_of, in_processes
 
 from zipflm.data.folder import DataFolder
+from zipflm.distributed import processes
 from zipflm.model.precision import autocast
 from zipflm.runs.load import empty_model, first_values, untrained_model
-from zipflm.training import distributed, parallel
+from zipflm.training import parallel
 from zipflm.training.step import build_learner
 
 CNN = [line for line in SMALL if not line.startswith("input.")]
@@ -40,7 +41,7 @@ def _whole(tensor):
 
 
 def _save_first_weights(path, out, parallel):
-    with distributed.started("cpu") as process:
+    with processes.started("cpu") as process:
         for model in MODELS:
             learner = learner_of(path, process, model, [f"training.parallel={parallel}"])
             weights = {k: _whole(v) for k, v in learner.model.state_dict().items()}
@@ -80,7 +81,7 @@ LARGE += ["input.dim=512", "output.dim=512", "training.parallel=fsdp"]
 
 def _peak_growth(path, out):
     """Write the peak growth of memory while a model is built, in MB."""
-    with distributed.started("cpu") as process:
+    with processes.started("cpu") as process:
         learner_of(path, process, overrides=["training.parallel=fsdp"])  # imports of torch
         Path("/proc/self/clear_refs").write_text("5")
         before = _memory("VmRSS")
@@ -107,7 +108,7 @@ def test_peak_memory_is_little_more_than_the_shards(word_data, tmp_path):
 
 def _check_types(path, out):
     """Check the types of weights during the forward pass and after it."""
-    with distributed.started("cpu") as process:
+    with processes.started("cpu") as process:
         overrides = ["training.parallel=fsdp", "training.dtype=bfloat16"]
         learner = learner_of(path, process, overrides=overrides)
         seen = []

@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from training_runs import in_processes
 
-from zipflm.training.distributed import started
+from zipflm.distributed.processes import started
 from zipflm.training.muon import StackedMuon, orthogonalize
 
 OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}

@@ -20,9 +20,9 @@ from training_runs import (
 
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
+from zipflm.distributed.processes import started
 from zipflm.runs.load import empty_model, first_values
 from zipflm.training import parallel, step
-from zipflm.training.distributed import started
 from zipflm.training.parallel import local_shard
 from zipflm.training.step import build_learner
 from zipflm.training.trainer import train

@@ -6,10 +6,10 @@ from training_runs import config_of
 
 from zipflm.config import AdamW, Muon, Nesterov
 from zipflm.data.batches import Batches
+from zipflm.distributed.processes import Process
 from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
 from zipflm.training.cuda_graphs import UpdateRunner
-from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 
 OPTIMIZERS = [Nesterov(), AdamW(), Muon()]

@@ -10,13 +10,12 @@ from safetensors.torch import load_file, save_file
 from training_runs import config_of, in_processes, run
 
 from zipflm.data.prepare import prepare
+from zipflm.distributed.processes import Process, started
 from zipflm.presets import preset
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.storage import seal
-from zipflm.training import distributed
 from zipflm.training.checks import check_data, check_processes
-from zipflm.training.distributed import Process
 from zipflm.training.setup import newest_valid, overview
 from zipflm.training.stream import accumulation, blocks_of, tokens_per_batch
 
@@ -109,7 +108,7 @@ def damage(folder, name, update=4):
 def _find_newest(path, out):
     torch.set_num_threads(1)
     messages = []
-    with distributed.started("cpu") as process:
+    with started("cpu") as process:
         found = newest_valid(RunFolder(path), process, messages.append)
         (out / str(process.rank)).write_text(f"{found.update} {' '.join(messages)}")
 

@@ -27,11 +27,11 @@ from training_runs import (
 )
 
 from zipflm.data.folder import DataFolder
+from zipflm.distributed.processes import Process
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.runs.sharded import ShardWriter
 from zipflm.training.checkpointing import local_part
-from zipflm.training.distributed import Process
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]

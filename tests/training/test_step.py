@@ -7,9 +7,9 @@ from waiting import no_waiting
 
 from zipflm.config import AdamW, Blocks, Muon, Nesterov
 from zipflm.data.batches import Batch, Batches
+from zipflm.distributed.processes import Process
 from zipflm.runs.load import untrained_model
 from zipflm.training import optimizers, step
-from zipflm.training.distributed import Process
 from zipflm.training.step import build_learner
 
 CPU = Process(0, 1, torch.device("cpu"))

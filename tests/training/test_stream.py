@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.data.token_file import TokenArray
+from zipflm.distributed.processes import Process
 from zipflm.presets import preset
 from zipflm.runs.records import Position
-from zipflm.training.distributed import Process
 from zipflm.training.stream import Stream, block_at, blocks_of
 
 TOKENS = TokenArray.of(np.array_split(np.arange(4, 304), 40))

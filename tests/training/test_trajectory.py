@@ -15,10 +15,10 @@ from zipflm.config import (
     TransformerDecoder,
 )
 from zipflm.data.batches import Batch
+from zipflm.distributed.processes import Process
 from zipflm.interop.fairseq import model_weights
 from zipflm.model.language_model import LanguageModel
 from zipflm.training import optimizers, step
-from zipflm.training.distributed import Process
 from zipflm.training.nesterov import NesterovMomentum
 from zipflm.training.schedule import learning_rate
 

@@ -16,8 +16,8 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
+from zipflm.distributed import STALL_SECONDS as STALL_SECONDS
 from zipflm.messages import lines, one_line, unquoted
-from zipflm.training import STALL_SECONDS as STALL_SECONDS
 
 _HOW_TO_CONTINUE = {
     "build": "; run the same command again to continue",

@@ -108,7 +108,7 @@ def evaluate(
     same text. With torchrun, each process scores a part of the text.
     """
     from zipflm import api
-    from zipflm.training import distributed
+    from zipflm.distributed import processes
 
     if len(runs) > 1:
         _check_score_files(ctx, runs)
@@ -116,7 +116,7 @@ def evaluate(
         return
     if weights or out:
         raise ValueError("--weights, --out: only for several score files; leave them out")
-    with distributed.started(device), cleanup_on_sigterm(), show_progress():
+    with processes.started(device), cleanup_on_sigterm(), show_progress():
         result = api.evaluate(
             runs[0],
             data=data,

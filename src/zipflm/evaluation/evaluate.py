@@ -22,7 +22,8 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
-from zipflm.evaluation.device import resolve_device
+from zipflm.distributed.device import resolve_device
+from zipflm.distributed.processes import SINGLE_PROCESS, Process
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import Evaluation
 from zipflm.evaluation.scoring import score
@@ -31,7 +32,6 @@ from zipflm.model.precision import Precision
 from zipflm.runs.folder import Choice
 from zipflm.runs.load import LoadedRun, load_run, with_words
 from zipflm.storage import TEMPORARY_REMEDY, report_full_disk
-from zipflm.training.distributed import SINGLE_PROCESS, Process
 
 AnyPath = str | PathLike[str]
 

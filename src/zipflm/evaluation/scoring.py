@@ -24,6 +24,7 @@ from torch import Tensor
 from zipflm.data.batches import Batch, Batches, batch_of
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.data.windows import Windows
+from zipflm.distributed.processes import SINGLE_PROCESS, Process
 from zipflm.evaluation.progress import report_progress
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
 from zipflm.memory.mixing import Mixture
@@ -32,7 +33,6 @@ from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.runs.records import Sums
-from zipflm.training.distributed import SINGLE_PROCESS, Process
 
 Ids = NDArray[np.int64]
 

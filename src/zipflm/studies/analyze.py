@@ -13,6 +13,7 @@ from typing import Any
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
+from zipflm.distributed import processes
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.messages import read_file
 from zipflm.presets import DATASETS, FACTORIZATIONS, preset
@@ -39,7 +40,6 @@ from zipflm.studies.plan import (
 from zipflm.studies.protocol import describe_data
 from zipflm.studies.report import TABLE, require_report_folder, write_report
 from zipflm.studies.study import ContextScore, Study, Tried, build_study
-from zipflm.training import distributed
 from zipflm.units import perplexity
 
 
@@ -128,7 +128,7 @@ def analyze(
             _require_valid_contexts(plan, context_sizes, options)
         return words, opened_runs
 
-    with distributed.started(options.device) as process:
+    with processes.started(options.device) as process:
         words, opened_runs = process.run_on_all(open_all)
         splits = scored_splits(words)
         with process.enter_on_first(sole_writer(out)):
@@ -217,7 +217,7 @@ def _score(
     words: DataFolder,
     options: ScoringOptions,
     context_sizes: Sequence[int],
-    share: distributed.Process,
+    share: processes.Process,
 ) -> tuple[StudyMember, list[ContextScore]]:
     """Score a run. Return it as a member, and its perplexities with each context size."""
     splits = scored_splits(words)

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from zipflm.data.folder import DataFolder
+from zipflm.distributed import processes
+from zipflm.distributed.failures import describe_error
+from zipflm.distributed.processes import Process
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.memory.specs import cache_settings
 from zipflm.runs import resume
@@ -50,10 +53,8 @@ from zipflm.studies.progress import Display, MemberProgress, measured_speed, pri
 from zipflm.studies.protocol import describe_request, describe_training
 from zipflm.studies.report import require_report_folder, write_report
 from zipflm.studies.study import SplitText, Study, Tried, build_study
-from zipflm.training import distributed, throughput
+from zipflm.training import throughput
 from zipflm.training.checks import check_data
-from zipflm.training.distributed import Process
-from zipflm.training.failures import describe_error
 from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
@@ -198,7 +199,7 @@ def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
     entire study are raised.
     """
     out = request.out
-    with distributed.started(device) as process:
+    with processes.started(device) as process:
         words, plans, grid = process.run_on_all(lambda: _make_plans(request, process))
         protocol = describe_request(request, plans)
         with process.enter_on_first(sole_writer(out)):
@@ -238,7 +239,7 @@ def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
 
 def dry_run(request: Request, *, device: str | None = None) -> None:
     """Print the members that `compare` would train, with parameters and estimated times."""
-    with distributed.started(device) as process:
+    with processes.started(device) as process:
         words, plans, grid = process.run_on_all(lambda: _make_plans(request, process))
         is_timed = request.equal == "seconds"
         for plan in plans:

@@ -16,6 +16,7 @@ import numpy as np
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder, SplitMetadata
 from zipflm.data.vocabulary import UNKNOWN
+from zipflm.distributed.processes import SINGLE_PROCESS, Process
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.evaluation.streaming import streaming_speed
@@ -28,7 +29,6 @@ from zipflm.settings import from_dict, load_object, to_dict
 from zipflm.storage import atomic_write, atomic_write_text
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
-from zipflm.training.distributed import SINGLE_PROCESS, Process
 from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"

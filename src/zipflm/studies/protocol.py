@@ -8,9 +8,9 @@ import torch
 
 from zipflm import __version__
 from zipflm.data.folder import DataFolder
+from zipflm.distributed.processes import Process
 from zipflm.studies.budgets import describe_budget
 from zipflm.studies.plan import Plan, Request
-from zipflm.training.distributed import Process
 from zipflm.training.throughput import device_name
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from zipflm.config import Config
+from zipflm.distributed.processes import Process
 from zipflm.model.decoders.constant_state import ConstantStateDecoder, States
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.sharded import StoredTensors
-from zipflm.training.distributed import Process
 
 PREFIX = "carried/"
 """Prefix of the names of the states in a checkpoint."""

@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
+from zipflm.distributed.processes import Process
 from zipflm.runs.checkpoint import Contents, checkpoint_path
 from zipflm.runs.records import TrainingState, Validation
 from zipflm.runs.sharded import ShardWriter
 from zipflm.training import optimizers
-from zipflm.training.distributed import Process
 from zipflm.training.setup import Run
 
 _TIMEOUT = timedelta(days=1)

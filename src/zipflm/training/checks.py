@@ -10,11 +10,11 @@ from zipflm import __version__
 from zipflm.config import Config, require
 from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
+from zipflm.distributed.processes import Process
 from zipflm.field_help import fields_of
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.load import empty_model
-from zipflm.training.distributed import Process
 from zipflm.training.schedule import stretch_schedule
 from zipflm.training.stream import accumulation, tokens_per_batch, training_batches
 

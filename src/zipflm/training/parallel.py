@@ -25,12 +25,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 
 from zipflm.config import Tie
+from zipflm.distributed.processes import Process
 from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision
 from zipflm.model.sharded_tables import TableShards, shard_tables
 from zipflm.runs.load import Part, Values
-from zipflm.training.distributed import Process
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

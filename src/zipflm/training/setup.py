@@ -12,6 +12,7 @@ import torch
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
+from zipflm.distributed.processes import Process
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint
@@ -22,7 +23,6 @@ from zipflm.runs.records import ImportedState, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.carried_state import build_carried_state
 from zipflm.training.checks import SAME_INPUTS_REMEDY, require_weights_of
-from zipflm.training.distributed import Process
 from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import high_end_warning
 from zipflm.training.step import Learner, build_learner

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from zipflm.config import Config
 from zipflm.data.batches import Batch
+from zipflm.distributed.processes import Process
 from zipflm.model.decoders.constant_state import States
 from zipflm.model.inputs import UniqueTokens, sparse_tables
 from zipflm.model.language_model import LanguageModel
@@ -33,7 +34,6 @@ from zipflm.model.precision import Precision, autocast, dtype_of_sums
 from zipflm.training import optimizers, parallel
 from zipflm.training.carried_state import CarriedState, build_carried_state
 from zipflm.training.compilation import Compilation
-from zipflm.training.distributed import Process
 from zipflm.training.parallel import local_shard
 from zipflm.training.stream import accumulation, blocks_of
 

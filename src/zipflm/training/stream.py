@@ -18,8 +18,8 @@ from zipflm.data.batches import Batch, Batches
 from zipflm.data.loader import prefetch
 from zipflm.data.token_file import Tokens
 from zipflm.data.vocabulary import PAD
+from zipflm.distributed.processes import Process
 from zipflm.runs.records import Position
-from zipflm.training.distributed import Process
 
 
 def block_at(config: Config, update: int) -> int:

@@ -14,18 +14,11 @@ import torch
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
+from zipflm.distributed import STALL_SECONDS, processes
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Sums
-from zipflm.training import (
-    STALL_SECONDS,
-    checks,
-    distributed,
-    optimizers,
-    setup,
-    step,
-    throughput,
-)
+from zipflm.training import checks, optimizers, setup, step, throughput
 from zipflm.training.carried_state import build_carried_state
 from zipflm.training.checkpointing import Saver, raise_if_diverged
 from zipflm.training.cuda_graphs import UpdateRunner
@@ -69,7 +62,7 @@ def train(
     config = checks.epochs_to_updates(config, data)
     folder = RunFolder(out)
     with (
-        distributed.started(device, stall_seconds) as process,
+        processes.started(device, stall_seconds) as process,
         StopSignal(is_single_process=process.world_size == 1) as stop,
         process.enter_on_first(folder.lock()),
     ):

@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zipflm.evaluation.device import resolve_device
+from zipflm.distributed import STALL_SECONDS
+from zipflm.distributed.device import resolve_device
+from zipflm.distributed.failures import Group, describe_error, list_problems
 from zipflm.storage import LOCK
-from zipflm.training import STALL_SECONDS
-from zipflm.training.failures import Group, describe_error, list_problems
 
 _GRACE = 20.0
 """Seconds between SIGTERM and exit. torchrun kills processes after 30."""
