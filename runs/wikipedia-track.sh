@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Train ADP-T for three or nine minutes on one GPU and evaluate it.
+# Train ADP-T for three or eight minutes on one GPU and evaluate it.
 #
 #   runs/wikipedia-track.sh RECIPE DATA OUT [key=value ...]
 #
 # RECIPE is one of
 #   modern       8 layers, three minutes
-#   modern-long  12 layers, nine minutes
+#   modern-long  12 layers, eight minutes
 #   adamw        the paper's model with 8 layers and without dropout, with AdamW, three minutes
 #   paper        the same with the paper's dropout, optimizer and schedule
 # DATA is one of the folders that runs/wikipedia-data.sh wrote. Writes the run folder OUT and the

@@ -97,7 +97,7 @@ def test_rejects_different_line_breaks(write):
 def test_notes_different_protocols(write):
     found = ensemble([write("a", A), write("b", B, lines="running")])
     assert len(found.notes) == 1 and "different lines: independent (" in found.notes[0]
-    assert "note: scored with different lines" in found.as_text()
+    assert "note: scored with different values of lines" in found.as_text()
     assert ensemble([write("a", A), write("b", B, checkpoint="x")]).notes == ()
 
 
@@ -146,7 +146,7 @@ def test_weight_0_ignores_a_model():
     [
         ([1], "weights=1: 1 weights for 2 files"),
         ([1, -1], "weights=1,-1: must be 0 or more"),
-        ([0, 0], "weights=0,0: must be 0 or more, and not all 0"),
+        ([0, 0], "weights=0,0: must be finite, 0 or more, and not all 0"),
     ],
 )
 def test_rejects_bad_weights(write, weights, message):

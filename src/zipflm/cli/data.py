@@ -73,7 +73,10 @@ def prepare(
     test: Annotated[list[str] | None, Option(help="Test text. Can be repeated.")] = None,
     ids: Annotated[
         list[str] | None,
-        Option(help="Sequences of integers instead of text: .npy, .npz or text. Can be repeated."),
+        Option(
+            help="Training data as integers instead of text: .npy, .npz or text files. Can be "
+            "repeated."
+        ),
     ] = None,
     names: Annotated[
         str | None, Option(help="With --ids: file of names, one per line, for 0, 1, 2, ...")
@@ -86,7 +89,8 @@ def prepare(
         ),
     ] = None,
     max_size: Annotated[
-        int | None, Size("Maximum vocabulary size, including special tokens.", "no limit")
+        int | None,
+        Size("Maximum vocabulary size, before it is padded to a multiple of 8.", "no limit"),
     ] = None,
     vocabulary: Annotated[
         str | None,
@@ -115,7 +119,7 @@ def prepare(
         str | None,
         Option(
             help="With --engine dask: scheduler address, e.g. tcp://10.0.0.1:8786, or local for "
-            "a cluster of --processes on this machine.",
+            "a cluster of --processes workers on this machine.",
             show_default="local",
         ),
     ] = None,
@@ -190,8 +194,12 @@ def data_warnings(folder: DataFolder) -> Iterator[str]:
     for name, split in folder.metadata.splits.items():
         unknown = split.out_of_vocabulary / split.words
         if name != "train" and unknown > _MAX_UNKNOWN:
+            remedy = (
+                ""
+                if folder.metadata.options.vocabulary
+                else ", or lower --min-count, raise --max-size, or use sub-words (--bpe)"
+            )
             yield (
                 f"{unknown:.1%} of the words of the {name} text are unknown; check that it is the "
-                "same kind of text with the same tokenization, or lower --min-count, raise "
-                "--max-size, or use sub-words (--bpe)"
+                f"same kind of text as the training text, with the same tokenization{remedy}"
             )

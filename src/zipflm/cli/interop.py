@@ -41,7 +41,7 @@ def export(
     run: Run,
     out: Annotated[str, Argument(help="Folder to create, for from_pretrained.")],
     *,
-    format: Annotated[Literal["hf"], Option(help="Format to write (transformers).")] = "hf",
+    format: Annotated[Literal["hf"], Option(help="Output format: hf (transformers).")] = "hf",
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
         str, Option(help="Maximum size of a weights file; larger models are split.")
@@ -77,7 +77,7 @@ def import_(
     ] = None,
     dictionary: Annotated[
         str | None,
-        Option("--dict", help="For fairseq (required): dict.txt of the data it was trained on."),
+        Option("--dict", help="For fairseq (required): dict.txt of the training data."),
     ] = None,
     bpe_codes: Annotated[
         str | None, Option(help="For fairseq: subword-nmt codes of a model with BPE pieces.")
@@ -97,7 +97,7 @@ def import_(
             ("--lowercase", lowercase),
         ):
             if value:
-                raise ValueError(f"{option}: only for a fairseq file, not a folder; leave it out")
+                raise ValueError(f"{option}: only for fairseq models; leave it out")
         exchange = _huggingface()
         with cleanup_on_sigterm():
             config = exchange.import_run(source, Path(out))

@@ -94,7 +94,7 @@ class OutputLayer(Layer):
 
     @abstractmethod
     def tie_problem(self, tie: Tie, input: InputConfig, vocab_size: int, width: int) -> str | None:
-        """Return the reason if these weights cannot be shared with the input layer, else None."""
+        """Return why the weights of `tie` cannot be shared with the input layer, or None."""
 
     @abstractmethod
     def params(self, vocab_size: int, width: int, tie: Tie) -> dict[str, int]:
@@ -112,7 +112,8 @@ class FixedInput(InputLayer):
     dim: PositiveInt
     """Width of the table."""
     sparse: bool = False
-    """Update only the rows of ids that occur in an update. Not for tied tables."""
+    """Use sparse gradients: an update changes only the rows of the ids in its batches. Not for tied
+    tables."""
 
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         return {"table": vocab_size * self.dim} | _projection_params(self.dim, width)
@@ -145,7 +146,8 @@ class AdaptiveInput(Banded, InputLayer):
     """A table and a projection per band (section 3)."""
 
     sparse: bool = False
-    """Update only the rows of ids that occur in an update. Not for tied tables."""
+    """Use sparse gradients: an update changes only the rows of the ids in its batches. Not for tied
+    tables."""
 
     def params(self, vocab_size: int, width: int) -> dict[str, int]:
         bands = self.bands(vocab_size)
@@ -165,7 +167,7 @@ class AdaptiveInput(Banded, InputLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterInput(InputLayer):
-    """A convolution over the bytes of each word, highway layers, a projection (section 4.4)."""
+    """Convolutions over the bytes of a word, then highway layers and a projection (section 4.4)."""
 
     spells_words = True
 
@@ -186,7 +188,8 @@ class CharacterInput(InputLayer):
     max_bytes: PositiveInt = 50
     """Number of bytes to read. Longer words are truncated, shorter ones padded."""
     markers: bool = False
-    """Add a start and an end marker to the bytes of each word. Markers count as bytes. The paper
+    """Add a start and an end marker to the bytes of each word. Markers count
+    toward `max_bytes`. The paper
     found no gain from them."""
     predicted_words: NonNegativeInt = 0
     """Predict only this many ids, including special tokens (0: all). Later words are still read
@@ -198,8 +201,8 @@ class CharacterInput(InputLayer):
         self.require(
             "filters",
             all(1 <= size <= self.max_bytes and count >= 1 for size, count in self.filters),
-            f"each needs (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} and "
-            "features >= 1",
+            f"each filter must be (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} "
+            "and features >= 1",
         )
         self.require(
             "max_bytes",
@@ -236,7 +239,7 @@ class CharacterInput(InputLayer):
 
     def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         parts = self.params(vocab_size, width)
-        # Every filter is applied at every byte, padding included.
+        # An upper bound: the last positions are too short for the wider filters.
         return parts["convolutions"] * self.max_bytes + parts["highway"] + parts["projection"]
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
@@ -285,7 +288,7 @@ class AdaptiveOutput(Banded, OutputLayer):
     tail_dropout: FractionBelowOne = 0.0
     """Dropout after each tail projection (section 5.4)."""
     input_dropout: FractionBelowOne = 0.0
-    """Dropout on the input of the layer, including the head. Used by fairseq, not by the paper."""
+    """Dropout on the input of the head and all tails. Used by fairseq, not by the paper."""
     head_projection: bool = False
     """Add an unshared projection to the head; tie=head shares the input's instead. The paper found
     both worse than none."""

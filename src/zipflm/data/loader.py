@@ -23,7 +23,7 @@ def prefetch(
     `find_unique_tokens` fills in their `unique` field. Closing the generator stops the thread.
     """
     device, remaining = torch.device(device), iter(batches)
-    num_unique = 0  # never shrinks: a compiled model treats a new size as a new shape
+    num_unique = 0  # never shrinks: every new size would compile the model again
 
     def load() -> Batch | None:
         nonlocal num_unique

@@ -220,8 +220,8 @@ def _is_copy(name: str, tie: Tie) -> bool:
 
 Source = str | PathLike[str]
 
-# A dictionary with a larger share of subword-nmt or sentencepiece markers contains sub-words. In
-# such a dictionary, about half of the entries have a marker; among words, markers are very rare.
+# If more than this share of the words have a subword-nmt or sentencepiece marker, they are
+# sub-words. About half of the sub-words of a dictionary have a marker, but very few words do.
 _MAX_MARKED_WORDS = 0.05
 
 
@@ -252,7 +252,7 @@ def read_model(
     bpe_codes: Source | None = None,
     splitting: Splitting = PLAIN,
 ) -> Contents:
-    """Read the contents of a run folder. See `import_run`."""
+    """Read a fairseq model as the contents of a run folder. See `import_run`."""
     codes = None if bpe_codes is None else Codes.load(bpe_codes)
     file = read_checkpoint(checkpoint)
     vocabulary = Vocabulary.load(dictionary)
@@ -287,8 +287,8 @@ def _check_weights(
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise ValueError(
-            f"{' '.join(str(error).split())}; with {config.vocab_size} words including special "
-            "tokens: use the dict.txt of the training data"
+            f"{' '.join(str(error).split())}; the dictionary has {config.vocab_size} words "
+            "including special tokens; use the dict.txt of the training data"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Custom operators, which compilers, tracers and autograd treat as single nodes.
 
 If none of these is involved, the plain function is called instead (`can_skip_dispatch`): the first
-call of a custom operator makes torch import its compiler, which takes two thirds as long as
+call to a custom operator makes torch import its compiler, which takes two thirds as long as
 everything else that `zipflm score` does for one line of text.
 
 Shapes: N tokens, E width, V words.
@@ -51,7 +51,7 @@ def _check(ids: Tensor, active: Tensor | None, name: str, size: int) -> Tensor:
     if active is not None:
         valid = valid | ~active
     if ids.device.type != "cpu":
-        torch._assert_async(valid.all(), f"{name}: an id is outside the vocabulary of {size}")
+        torch._assert_async(valid.all(), f"{name}: an id is outside the vocabulary of {size} words")
     elif not bool(valid.all()):
         bad = int(ids.flatten()[valid.flatten().to(torch.uint8).argmin()])
         raise ValueError(
@@ -123,7 +123,7 @@ def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
 
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs, *output[1:])
-        ctx.set_materialize_grads(False)  # the outputs that are gradients get none
+        ctx.set_materialize_grads(False)  # the saved gradients receive none
         ctx.dtype = inputs[1].dtype
 
     def autograd(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
@@ -155,7 +155,8 @@ def _differentiable_gradients(
     grad_N: Tensor, hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, active_N: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Compute gradients with the reference implementation, for `create_graph=True`."""
-    # Views, because one of the two may have been computed from the other.
+    # Use views: if one input was computed from the other, its gradient would otherwise be counted
+    # twice.
     inputs = hidden_NE.view_as(hidden_NE), weight_VE.view_as(weight_VE)
     nll_N = reference.linear_nll(*inputs, targets_N, active_N)
     trainable = [tensor for tensor in inputs if tensor.requires_grad]

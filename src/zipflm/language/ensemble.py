@@ -179,7 +179,7 @@ def _check_weights(weights: Sequence[float] | None, count: int) -> NDArray[np.fl
         raise ValueError(f"{option}: {len(weights)} weights for {count} files; give one per file")
     values: NDArray[np.float64] = np.array(weights, dtype=np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and 0 < values.sum() < np.inf):
-        raise ValueError(f"{option}: must be 0 or more, and not all 0")
+        raise ValueError(f"{option}: must be finite, 0 or more, and not all 0")
     values /= values.sum()
     return values
 
@@ -197,8 +197,9 @@ def _require_same_text(first: ScoreFile, other: ScoreFile) -> None:
                 "score the same text with every run"
             )
         raise ValueError(
-            f"{shown(other.name)}: line {line}: {_describe(two)}, but {shown(first.name)}: line "
-            f"{line}: {_describe(one)}; score the same text with every run, with the same options"
+            f"{shown(other.name)}: line {line}: {_describe(two)}, but in "
+            f"{shown(first.name)}, {_describe(one)}; score the same text with every run, with the "
+            "same options"
         )
 
 
@@ -215,7 +216,7 @@ def _differences(files: Sequence[ScoreFile]) -> list[str]:
             listed = ", ".join(
                 f"{value} ({shown(file.name)})" for file, value in zip(files, values, strict=True)
             )
-            notes.append(f"scored with different {key}: {listed}")
+            notes.append(f"scored with different values of {key}: {listed}")
     return notes
 
 

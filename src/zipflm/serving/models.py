@@ -74,8 +74,11 @@ def make_served_model(name: str, lm: TrainedModel) -> ServedModel:
 
 
 def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
-    """Return the shortest unique names: folder name, `folder@checkpoint` or the path."""
-    plain = [lm.run.folder.path.resolve().name for lm in loaded]
+    """Return unique names: the folder or Hub repository, `folder@checkpoint` or the path."""
+    plain = [
+        lm.run.folder.path.resolve().name if Path(path).exists() else Path(path).name
+        for path, lm in zip(paths, loaded, strict=True)
+    ]
     exact = [f"{name}@{lm.run.checkpoint.name}" for name, lm in zip(plain, loaded, strict=True)]
     counts = Counter(plain) + Counter(exact)
     names = [

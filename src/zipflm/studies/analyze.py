@@ -1,7 +1,7 @@
-"""`zipflm report`: write the report of existing runs, or redraw that of a study.
+"""`zipflm report`: write a report on existing runs, or rewrite the report of a study.
 
-A study is redrawn without its weights, from its `table.json`, the data folder, and the config, log
-and saved scores of every member.
+Rewriting needs no weights, only `table.json`, the data folder, and the config, log, versions and
+saved scores of every member.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def analyze(
     context_sizes: Sequence[int] = (),
     options: ScoringOptions | None = None,
 ) -> Study:
-    """Score runs on the validation and test splits and write their report.
+    """Score runs on the validation and test splits and write a report on them.
 
     Under torchrun, the processes share the work.
     """
@@ -173,7 +173,7 @@ def _open_runs(
     for name, path in zip(names, paths, strict=True):
         if names.count(name) > 1:
             raise ValueError(
-                f"{path}: another run is also called {name}; rename one of the folders"
+                f"{path}: two runs are called {name}; give each run once, or rename a folder"
             )
     data = {"word": words}
     if any(config.batches.unit != "word" for config in configs):
@@ -196,7 +196,7 @@ def _open_runs(
 
 
 def dataset_of_paper(configs: Sequence[Config]) -> str:
-    """Return the dataset of the paper whose base-size models these are, or an empty string."""
+    """Return the paper's dataset if all configs are its base-size models, else an empty string."""
     for name, dataset in DATASETS.items():
         if dataset.is_of_the_paper and all(_is_model_of(config, name) for config in configs):
             return name

@@ -1,7 +1,8 @@
 """`zipflm compare`: train and score the members of a study, then write its report.
 
-If a member fails, the report gives the reason and the other members continue. Under torchrun, the
-processes agree on the outcome of every member; if they report different problems, all stop.
+If a member fails, the report gives the reason and the study continues with the others. Under
+torchrun, the processes agree on the outcome of every member; if they report different problems, all
+stop.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Runner:
     """True after a signal. The remaining plans are not trained."""
 
     def train(self, plans: Sequence[Plan]) -> dict[Path, str]:
-        """Train plans without scoring. Returns the problem of every run, "" on success, by path."""
+        """Train without scoring. Return the error message by run, "" on success."""
         problems: dict[Path, str] = {}
         with self._display(plans) as display:
             for plan in plans:
@@ -92,7 +93,7 @@ class Runner:
         return problems
 
     def train_and_score(self, plans: Sequence[Plan], splits: Sequence[str]) -> list[StudyMember]:
-        """Train and score plans. Members without a result have a `problem`."""
+        """Train and score plans. Members that failed have a `problem`."""
         with self._display([plan for plan in plans if not plan.memory]) as display:
             return [self._train_and_score(plan, splits, display) for plan in plans]
 
@@ -167,7 +168,7 @@ class Runner:
             return False
         try:
             checkpoints[0].verify()
-        except ValueError:  # the trainer reports it and resumes from an older checkpoint
+        except ValueError:  # the trainer reports it, and resumes from an older one if it can
             return False
         if self.process.is_first:
             with plan.run.lock():  # taking the lock cleans up after a killed process
@@ -195,7 +196,7 @@ class FinishedStudy:
 def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
     """Run or resume a study.
 
-    Members without a result are listed in `FinishedStudy.failures`. Only errors that affect the
+    Members that failed are listed in `FinishedStudy.failures`. Only errors that affect the
     entire study are raised.
     """
     out = request.out
