@@ -17,24 +17,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, Tokenizer
+from tokenizers.decoders import Decoder
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from zipflm.config import PLAIN, Splitting, Unit
-from zipflm.data.bpe import Codes
+from zipflm.data.bpe import Codes, join
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.splitting import cache_short
 from zipflm.data.vocabulary import BEGIN, CONTINUES, END, PAD, SPECIALS, UNKNOWN, Vocabulary
-from zipflm.language.detokenizer import Detokenizer
-from zipflm.language.text import TextReader
 from zipflm.messages import quoted, require_file
 from zipflm.settings import read_record, write_record
 
@@ -94,7 +93,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
                 f"{VOCABULARY_FILE}, {CODES_FILE} or {SPLITTING_FILE}: missing, damaged or from "
                 "another run; restore the files that were saved with this tokenizer"
             )
-        self._tokenizer = _new_tokenizer(self.text_encoder)
+        self._tokenizer = _word_level(self.vocabulary)
         fixed = {
             "unit": unit,
             "text_hash": actual_hash,
@@ -109,6 +108,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
                     "leave it out"
                 )
         super().__init__(**(kwargs | fixed))
+        self._attach()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -131,15 +131,8 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         if skip_special_tokens:
             ids = text_ids[:-1] if text_ids[-1:] == [END] else text_ids
             ids = ids if is_continuation else ids[1:]
-        # After any word, a first word gets the space that it needs.
-        return self._text(ids, ["word"] if is_continuation else [])
-
-    def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return self._text(self.convert_tokens_to_ids(tokens))
-
-    def _text(self, ids: Iterable[int], line: Sequence[str] = ()) -> str:
-        detokenizer = Detokenizer(TextReader(self.text_encoder, self.unit), line)
-        return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
+        names = [self.vocabulary.words[id] for id in ids]
+        return "".join(self._detokenizer.parts(names, is_continuation=is_continuation))
 
     def _save_pretrained(
         self,
@@ -186,10 +179,19 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         self.__dict__.update(state)
         codes = None if merges is None else Codes(merges)
         self.text_encoder = TextEncoder(vocabulary, codes, splitting)
-        self._tokenizer = _new_tokenizer(self.text_encoder)
+        self._tokenizer = _word_level(self.vocabulary)
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.add_special_tokens([SPECIALS[i] for i in (END, PAD, UNKNOWN)])
         self.update_post_processor()
+        self._attach()
+
+    def _attach(self) -> None:
+        self._tokenizer.pre_tokenizer = PreTokenizer.custom(_PreTokenizer(self.text_encoder))
+        self._tokenizer.decoder = Decoder.custom(self._detokenizer)
+
+    @property
+    def _detokenizer(self) -> _Detokenizer:
+        return _Detokenizer(self.text_encoder, self.unit)
 
 
 class _PreTokenizer:
@@ -245,6 +247,45 @@ def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
     return part
 
 
+class _Detokenizer:
+    """Joins vocabulary entries into readable text."""
+
+    def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
+        self._splitter, self._unit = encoder.splitter, unit
+
+    def decode_chain(self, names: list[str]) -> list[str]:
+        """Return the parts of a text. Called by the library."""
+        return self.parts(names)
+
+    def parts(self, names: list[str], *, is_continuation: bool = False) -> list[str]:
+        """Return the parts of a text. Set `is_continuation` if other words precede it."""
+        parts: list[str] = []
+        joiner = self._splitter.joiner()
+        if is_continuation:
+            joiner.add("word")  # any word
+        for word in self._join_pieces(names):
+            if word == SPECIALS[END]:
+                joiner = self._splitter.joiner()
+                parts.append("\n")
+            else:
+                parts.append(joiner.add(word))
+        return parts
+
+    def _join_pieces(self, names: list[str]) -> Iterator[str]:
+        """Yield words. If the last piece is missing, the last word is incomplete."""
+        if self._unit == "word":
+            yield from names
+            return
+        pieces: list[str] = []
+        for name in names:
+            pieces.append(name)
+            if not name.endswith(CONTINUES):
+                yield join(pieces)
+                pieces = []
+        if pieces:
+            yield join(pieces).removesuffix(CONTINUES)
+
+
 def _replace_text(part: NormalizedString, name: str) -> NormalizedString:
     """Replace the text of a part and keep its position in the original."""
     text = part.normalized
@@ -276,10 +317,8 @@ def _text_hash(encoder: TextEncoder) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _new_tokenizer(encoder: TextEncoder) -> Tokenizer:
-    tokenizer = Tokenizer(WordLevel(encoder.vocabulary.index, unk_token=SPECIALS[UNKNOWN]))
-    tokenizer.pre_tokenizer = PreTokenizer.custom(_PreTokenizer(encoder))
-    return tokenizer
+def _word_level(vocabulary: Vocabulary) -> Tokenizer:
+    return Tokenizer(WordLevel(vocabulary.index, unk_token=SPECIALS[UNKNOWN]))
 
 
 def _encoder(words: str | None, codes: str | None, splitting: str | None) -> TextEncoder:
