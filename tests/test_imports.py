@@ -47,7 +47,7 @@ ALLOWED = {
     "serving": {"language", "evaluation.documents", "runs.records", "data"} | {"messages", "units"},
     "interop": {"runs", "model", "config", "data.vocabulary", "data.bpe", "messages"},
     "interop.huggingface": {"runs", "model", "config", "data", "presets"}
-    | {"language.detokenizer", "language.text", "messages", "settings", "storage"},
+    | {"messages", "settings", "storage"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -76,7 +76,7 @@ class ScoringOptions(Checked):
         # The context of the run only makes sense with the block of the run.
         context = default.context if self.block is None else 0
         return Blocks(
-            break_mode=self.break_mode or default.break_mode,
+            break_mode=default.break_mode if self.break_mode is None else self.break_mode,
             block=default.block if self.block is None else self.block,
             context=context if self.context is None else self.context,
         )
