@@ -73,8 +73,8 @@ class TransformerDecoder(Decoder):
     """Add a norm after the last layer. The paper has none."""
     init: Literal["paper", "fairseq", "zero-output"] = "paper"
     """Initialization. `paper`: Xavier, biases 0. `fairseq`: the rules of fairseq's later code, with
-    PyTorch's defaults for the feed-forward. `zero-output`: like `paper`, but the output matrices of
-    attention and feed-forward start at 0."""
+    PyTorch's defaults for the feed-forward and most biases. `zero-output`: like `paper`, but the
+    output matrices of attention and feed-forward start at 0."""
     positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
     """Position encoding: sinusoids added to the input, or rotations in attention."""
     qk_norm: bool = False
