@@ -88,7 +88,7 @@ class Generation:
         return RecordedStep(self.model, self.recorded)
 
     def output_seconds(self, choose: Choose) -> float:
-        """Return the average time to choose the words after the hidden vectors of the last
+        """Return the average time to choose words from the hidden vectors of the last
         generation."""
         start = self.clock()
         for hidden_BD in self.last:
@@ -162,7 +162,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--run", help="a trained run, instead of a preset with random weights")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--threads", type=int, help="CPU threads (default: all)")
-    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="measure CPU time; use with --threads 1"
+    )
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--prompt", type=int, default=64, help="words in the prompt")

@@ -8,7 +8,7 @@ change. Then runs the same command again and compares the result with an uninter
 of the data folder, weights and optimizer, the log, and the study's table without times. All must be
 bit-for-bit equal, with no extra files.
 
-Killing at system calls needs strace. This does not simulate a power cut: the disk cache survives.
+Killing at system calls needs strace. A kill does not simulate a power cut: the disk cache survives.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
 
 Two models share the difficulty of every line. One is worse by 0.1 nats on average, with a standard
 deviation between sources of `spread` nats. Sources are consecutive lines without headings, of equal
-length or with lengths that differ up to threefold. Other texts have no sources: independent lines,
-autocorrelated lines (half of the effect is left after seven lines), and short documents of 10 to 59
-lines. `shown` is the share of texts for which an interval is given, `coverage` the share of these
-intervals that contain the true difference, and `width` their median half-width in true standard
-errors (ideally 1.96).
+length or with lengths that differ up to threefold. Other texts consist of independent lines, of
+autocorrelated lines (half of the effect is left after seven lines), or of short documents of 10 to
+59 lines. `shown` is the share of texts for which an interval is given, `coverage` the share of
+these intervals that contain the true difference, and `width` their median half-width in true
+standard errors (ideally 1.96).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/items.py [--items 500000] [--dim 128] [--users 16] [--length 32]
 
 Items follow Zipf's law, the decoder is a GRU, and a step is forward, backward and Adam. `plain` is
-`nn.Embedding`, `nn.Linear` and `F.cross_entropy`; `plain, tied` shares one table. Time is the
-median. Memory is the peak minus the memory before the model was built: resident memory on a CPU,
-where each model runs in its own process, and allocated memory on a GPU.
+`nn.Embedding`, `nn.Linear` and `F.cross_entropy`; `plain, tied` shares one table. Each model
+runs in its own process. Time is the median. Memory is the peak minus the memory before the model
+was built: resident memory on a CPU, allocated memory on a GPU.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def prepare_texts(
 
 
 def write_text(path: Path, types: int) -> None:
-    """Write a text with `types` distinct rare words among common ones. Each rare word occurs twice,
-    far apart."""
+    """Write a text with `types` distinct rare words among common ones. Each rare word occurs
+    twice: lines of ten rare words come in order, then again in reverse order."""
     draw = random.Random(1)
     common = [f"c{number:x}" for number in range(20_000)]
     with open(path, "w", encoding="ascii") as file:
@@ -209,7 +209,8 @@ def run_case(case: str, names: list[str], processes: int) -> dict[str, float]:
 
 
 def own_peak() -> int:
-    """Return kilobytes. `ru_maxrss`, the fallback, includes memory of the parent process."""
+    """Return the peak memory in kilobytes. `ru_maxrss`, the fallback, includes that of the parent
+    process."""
     try:
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Compare the speed of a training step on a CPU with the style of the published code.
+"""Compare the speed of a training step on a CPU with one in the style of the published code.
 
     python benchmarks/published_step.py [--threads 2] [--rounds 20] [overrides]
 

@@ -5,8 +5,8 @@
 The first rows count the bytes per token that a decoder layer keeps for the backward pass, in
 uncompiled code with the precision of the run. The others measure full updates of the large Billion
 Word model with blocks of this length: memory between updates, peak memory and tokens per second.
-Updates are compiled on a GPU. On a CPU, memory is not measured; use overrides to make the model
-smaller.
+Updates are compiled on a GPU. On a CPU, the memory of updates is not measured; use overrides
+to make the model smaller.
 """
 
 from __future__ import annotations

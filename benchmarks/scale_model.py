@@ -6,7 +6,7 @@
 Memory and traffic are in bytes per device, by part and by collective operation. The time of an
 update is the time of the arithmetic, at the measured rate of one device, plus the time of the
 traffic that does not overlap with the arithmetic. `Device` has measured values, and `Links` has
-those of the vendor; everything else is derived. Tests compare the bytes with real processes;
+the vendor's; everything else is derived. Tests compare the bytes with real processes;
 `--check` compares the times.
 """
 
@@ -103,7 +103,7 @@ class Weights:
     """Numbers of parameters."""
 
     tables: int
-    """In the tables of words and classes, which `training.tables=sharded` shards."""
+    """In the tables of words and tail bands, which `training.tables=sharded` shards."""
     layers: int
     """In all decoder layers."""
     others: int

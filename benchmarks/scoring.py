@@ -5,7 +5,7 @@
 Sentences have 5 to 35 words of an artificial vocabulary, drawn by Zipf's law; the weights are
 random. `evaluate` scores tokens in blocks of 512. `lm.score` starts from text: it splits and looks
 up words, batches sentences by length and returns a score per word. `rows` is
-`zipflm score --per word` without starting a process and printing.
+`zipflm score --per word` without starting a process or printing.
 
 The goal for `lm.score` is at least 0.8 times the tokens/s of `evaluate`.
 """

@@ -10,7 +10,7 @@ after 5, with batching and with one text at a time (`--max-batch-tokens 1`). The
 batching multiplies the requests/s of 64 clients by three.
 
 Soak test: 64 clients send `--requests` requests in total. In one of ten, the client disconnects,
-times out or sends garbage. Every other response is compared with the result of the library. None
+times out or sends garbage. All other responses are compared with the results of the library. None
 may be lost or wrong.
 """
 
@@ -376,8 +376,8 @@ async def left_over(port: int) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--run", type=Path, help="a run of words (default: train one)")
-    parser.add_argument("--text", type=Path, help="sentences for --run, one per line")
+    parser.add_argument("--run", type=Path, help="a word-level run (default: train one)")
+    parser.add_argument("--text", type=Path, help="sentences, one per line (required with --run)")
     parser.add_argument("--preset", default="tiny/ADP-T")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=10)
@@ -410,7 +410,9 @@ def main(arguments: list[str] | None = None) -> None:
             for kind in kinds:
                 rates = [found[kind, how, clients[-1]].rate for how in ("batches", "one by one")]
                 gains[kind] = round(rates[0] / rates[1], 2)
-                print(f"{kind}: batches gain {gains[kind]} times at {clients[-1]} clients")
+                print(
+                    f"{kind}: batching gives {gains[kind]} times the rate at {clients[-1]} clients"
+                )
         outcome: Counter[str] = Counter()
         if options.requests:
             start = time.perf_counter()
@@ -425,7 +427,7 @@ def main(arguments: list[str] | None = None) -> None:
         wrong = sum(speed.wrong for speed in found.values())
     print(json.dumps({"gains": gains, "wrong": wrong + outcome["wrong"], "lost": outcome["lost"]}))
     if wrong or outcome["wrong"] or outcome["lost"] or outcome["left over"]:
-        raise SystemExit("responses were lost or wrong")
+        raise SystemExit("responses were lost or wrong, or work was left over")
 
 
 def _machine() -> str:

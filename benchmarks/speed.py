@@ -1,13 +1,13 @@
-"""Measure every documented speed on this device, next to a baseline.
+"""Measure the speed of training steps, and of single layers next to baselines.
 
     python benchmarks/speed.py [--only steps loss ...] [--json FILE]
 
-Measures full training steps of the paper's models, and the output layers, the input layer and the
+Measures full training steps of several presets, and the output layers, the input layer and the
 optimizer separately. Baselines are the published adaptive layers (rewritten in their style),
 `nn.AdaptiveLogSoftmaxWithLoss`, `torch.optim.SGD`, a full softmax in compiled chunks, and kernels
-of other packages if they are installed. On a GPU, the sizes are those of WikiText-103, in bfloat16
-with the paper's dropout. On a CPU, they are smaller and in float32, and only the ratios are
-meaningful.
+of other packages if they are installed. On a GPU, layers have the sizes of WikiText-103,
+in bfloat16 with the paper's dropout. On a CPU, they are smaller and in float32, and only the ratios
+are meaningful.
 """
 
 from __future__ import annotations

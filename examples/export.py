@@ -61,7 +61,7 @@ def checked_ids(ids: Tensor, active: Tensor | None, name: str, size: int) -> Ten
     is_valid = (ids >= 0) & (ids < size)
     if active is not None:
         is_valid = is_valid | ~active
-    torch._assert_async(is_valid.all(), f"{name}: an id is outside the vocabulary of {size}")
+    torch._assert_async(is_valid.all(), f"{name}: an id is outside the vocabulary of {size} words")
     return ids.clone() if active is None else ids.where(active, 0)
 
 

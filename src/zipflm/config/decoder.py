@@ -40,7 +40,7 @@ class Decoder(Checked, ABC):
         """Return the number of trainable parameters by part."""
 
     def products(self, block: int) -> float:
-        """Return the number of multiply-adds per token, by default one per weight."""
+        """Return the number of multiply-adds per token, by default one per parameter."""
         return sum(self.params().values())
 
     @abstractmethod
@@ -73,8 +73,8 @@ class TransformerDecoder(Decoder):
     """Add a norm after the last layer. The paper has none."""
     init: Literal["paper", "fairseq", "zero-output"] = "paper"
     """Initialization. `paper`: Xavier, biases 0. `fairseq`: the rules of fairseq's later code, with
-    PyTorch's defaults for the feed-forward. `zero-output`: like `paper`, but the output matrices of
-    attention and feed-forward start at 0."""
+    PyTorch's defaults for the feed-forward and most biases. `zero-output`: like `paper`, but the
+    output matrices of attention and feed-forward start at 0."""
     positions: Literal["sinusoidal", "rotary"] = "sinusoidal"
     """Position encoding: sinusoids added to the input, or rotations in attention."""
     qk_norm: bool = False
@@ -170,7 +170,8 @@ class GatedConvolutionDecoder(Decoder):
         self.require(
             "blocks",
             all(k >= 1 and width >= 1 and bottleneck >= 0 for k, width, bottleneck in self.blocks),
-            "each is kernel:width:bottleneck, e.g. 5:512:128, or 4:900:0 without a bottleneck",
+            "each must be kernel:width:bottleneck with a kernel and width of at least 1, e.g. "
+            "5:512:128, or 4:900:0 without a bottleneck",
         )
 
     @property

@@ -188,9 +188,8 @@ class CharacterInput(InputLayer):
     max_bytes: PositiveInt = 50
     """Number of bytes to read. Longer words are truncated, shorter ones padded."""
     markers: bool = False
-    """Add a start and an end marker to the bytes of each word. Markers count
-    toward `max_bytes`. The paper
-    found no gain from them."""
+    """Add a start and an end marker to the bytes of each word. Markers count toward
+    `max_bytes`. The paper found no gain from them."""
     predicted_words: NonNegativeInt = 0
     """Predict only this many ids, including special tokens (0: all). Later words are still read
     as bytes, but predicted as `<unk>`."""
@@ -239,7 +238,7 @@ class CharacterInput(InputLayer):
 
     def products(self, vocab_size: int, width: int, share: TextShare) -> float:
         parts = self.params(vocab_size, width)
-        # An upper bound: the last positions are too short for the wider filters.
+        # An upper bound: a filter of k bytes has only max_bytes - k + 1 positions.
         return parts["convolutions"] * self.max_bytes + parts["highway"] + parts["projection"]
 
     def describe(self, vocab_size: int, unit: Unit) -> str:
@@ -304,8 +303,8 @@ class AdaptiveOutput(Banded, OutputLayer):
             )
         if self.dim != width and not tie.shares_head_projection:
             return (
-                f"the head is scored without a projection, so output.dim={self.dim} must equal "
-                f"decoder.dim={width}; or use tie=head, which also projects the head"
+                f"output.dim={self.dim} must equal decoder.dim={width}; or use tie=head, which "
+                "projects hidden vectors to output.dim"
             )
         if self.head_projection and tie.shares_head_projection:
             return (

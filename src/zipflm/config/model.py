@@ -137,8 +137,8 @@ class ModelConfig(Checked):
         """Return the average number of multiply-adds to predict one token in a block of this
         length.
 
-        In adaptive layers, a token only uses the weights of the head and of its own band; `share`
-        gives the frequency of each band.
+        In an adaptive input layer, a token uses only the weights of its own band; in an adaptive
+        output layer, also those of the head. `share` gives the frequency of each band.
         """
         decoder = self.decoder
         return (

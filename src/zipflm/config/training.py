@@ -95,7 +95,7 @@ class AdamW(Checked):
     eps: PositiveFloat = 1e-8
     """Added to the denominator for stability."""
     weight_decay: NonNegativeFloat = 0.0
-    """Weight decay on matrices and tables, not on vectors (biases, norms) and sparse tables."""
+    """Weight decay on matrices and tables, not on vectors (biases, norms) or sparse tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Muon(AdamW):
     """Learning rate for everything except tables and the matrices of the decoder layers."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay on tables and on matrices outside the decoder layers, not on vectors (biases,
-    norms) and sparse tables."""
+    norms) or sparse tables."""
     matrix_lr: PositiveFloat = 2e-3
     """Learning rate for the matrices of the decoder layers. Muon's updates are scaled to the size
     of AdamW's (`match_rms_adamw`)."""
@@ -132,7 +132,7 @@ class CosineCycles(Checked):
     min_lr: float = 1e-5
     """Learning rate at the end of the first cycle."""
     shrink: float = 0.75
-    """Factor on both learning rates from one cycle to the next."""
+    """Factor on `max_lr` and `min_lr` from one cycle to the next."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,8 +177,8 @@ class TrainingConfig(Checked):
     """Length of the run in passes over the training text, instead of max_updates. The schedule is
     stretched to this length. 0: use max_updates."""
     patience: NonNegativeInt = 0
-    """Stop when the validation loss has not improved for this many consecutive validations. A
-    checkpoint is saved whenever the loss improves. 0: never stop early."""
+    """Stop when the validation loss has not improved for this many consecutive validations, and
+    save a checkpoint whenever it improves. 0: never stop early."""
     tokens_per_update: PositiveInt = 65_536
     """Tokens per update over all devices. Gradients are accumulated to reach it."""
     clip_norm: NonNegativeFloat = 0.1
@@ -200,8 +200,8 @@ class TrainingConfig(Checked):
     """With several processes: replicate the model (`ddp`) or shard it (`fsdp`)."""
     tables: Literal["replicated", "sharded"] = "replicated"
     """With several processes: `sharded` splits the rows of each word table over the processes, for
-    vocabularies too large for one device. This does not change the model, and can be changed when a
-    run is resumed."""
+    vocabularies too large for one device. The model is the same either way, so a resumed run can
+    change this setting."""
     seed: NonNegativeInt = 1
     """Seed for initial weights, data order and dropout."""
     report_every: PositiveInt = 100
@@ -285,6 +285,6 @@ class Config(ModelConfig):
         self.require(
             "training.stages",
             self.batches.break_mode == "sentence" or longest <= tokens,
-            f"a block of {longest} exceeds batches.tokens={tokens}; raise it, or use shorter "
-            "blocks",
+            f"a block of {longest} exceeds batches.tokens={tokens}; raise batches.tokens or use "
+            "shorter blocks",
         )

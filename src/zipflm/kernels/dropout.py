@@ -28,8 +28,8 @@ def new_seed(x: Tensor, rate: float, training: bool) -> Tensor | None:
 
 
 def dropout(x: Tensor, rate: float, training: bool, seed: Tensor | None = None) -> Tensor:
-    """`F.dropout` with `rate` rounded to a multiple of 1 / 65,536. `seed` comes from `new_seed`
-    (default: a new one)."""
+    """`F.dropout`. On a GPU, and in uncompiled code on a CPU, `rate` is rounded to a multiple of
+    1 / 65,536. `seed` comes from `new_seed` (default: a new one)."""
     if not training or rate == 0:
         return x
     threshold = round(rate * LEVELS)

@@ -2,7 +2,7 @@
 
 The tiles (a block of rows by a block of words) of all active rows are distributed evenly over two
 programs per multiprocessor. Results for the same rows are combined afterwards in a fixed order, so
-that they are deterministic.
+that they are deterministic. The gradient of the weights has one program per block of words.
 
 Shapes: N tokens (active ones first), E width, V words, S segments (the tiles of one block of rows
 that are computed by one program), R rows of a block.

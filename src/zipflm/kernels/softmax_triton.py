@@ -1,5 +1,5 @@
-"""Triton kernels for `linear_nll_chunked`: log-sum-exps and gradients in one pass over the logits
-each, sums of rows by target, and matrix products that store exponentials instead of logits.
+"""Triton kernels for `linear_nll_chunked`: log-sum-exps and gradients, each in one pass over the
+logits, sums of rows by target, and matrix products that store exponentials instead of logits.
 
 Shapes: N tokens, R rows of a chunk, E width, V words.
 """
@@ -153,8 +153,8 @@ def _pieces_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Subtract the sums of all pieces from d_weight of the target that starts in this piece and
-    continues in the next."""
+    """For the target that starts in this piece and continues in the next, subtract the sums over
+    all its pieces from d_weight."""
     piece = tl.program_id(0)
     first, end = piece * PIECE, tl.minimum((piece + 1) * PIECE, num_rows)
     target = tl.load(targets_ptr + end - 1)

@@ -31,7 +31,7 @@ Values = NDArray[np.float64]
 class Costs:
     """Costs of the output layer, forward and backward, in multiply-adds of the head.
 
-    They are measured by `benchmarks/band_costs.py`; see docs/results/bands.md for the values below.
+    `benchmarks/band_costs.py` measures them. docs/results/bands.md explains the values below.
     """
 
     per_logit: float

@@ -93,8 +93,9 @@ class AdaptiveEmbedding(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
-        """`out_dim` is the width of the result (default: `bands.dim`). `padding_idx`, a word of the
-        head, starts at zero and gets no gradient, as in `nn.Embedding`. With `sparse`, the tables,
+        """`out_dim` is the width of the result (default: `bands.dim`). The vector of
+        `padding_idx`, a word of the head, starts at zero and gets no gradient, as in
+        `nn.Embedding`. With `sparse`, the tables,
         but not the projections, have sparse gradients for `torch.optim.SparseAdam`. A band without
         words in the batch then has a gradient of 0 for its first row."""
         super().__init__()
@@ -205,7 +206,7 @@ class UniqueTokens(NamedTuple):
 
 
 class CharacterEmbedding(nn.Module):
-    """A convolution over the bytes of a word, max-pooled, then highway layers and a projection.
+    """Convolutions over the bytes of a word, max-pooled, then highway layers and a projection.
 
     As in the published code, every word is padded to the same number of bytes, max-pooling includes
     windows of padding, `</s>` and `<unk>` have learned vectors, and the vector of `<pad>` is zero.

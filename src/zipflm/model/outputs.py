@@ -1,8 +1,9 @@
 """Output layers: map hidden vectors and targets to per-token negative log-likelihoods (nll).
 
 nll is in nats and float32 (float64 for float64 input). Except in the reference implementation,
-computing it never materializes the full [N, V] logits. Tied weights belong to the input layer; a
-tied output layer reads them from there and does not register them, so each is stored once.
+computing it never materializes the full [N, V] logits of a large batch. Tied weights belong to the
+input layer; a tied output layer reads them from there and does not register them, so each is stored
+once.
 
 Shapes: ... any leading dimensions, N flattened tokens, D model width, V words.
 """

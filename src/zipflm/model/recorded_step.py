@@ -33,7 +33,7 @@ class RecordedStep:
 
     @property
     def fits(self) -> bool:
-        """True if the graph still works for the cache and more than half of its rows are in use."""
+        """True if the graph still works for the cache and most of the graph's rows are in use."""
         is_same = self._cache.keys_LBHCK is self._past.keys_LBHCK
         recorded_rows = len(self._words_N1)
         return is_same and recorded_rows < 2 * self._cache.rows <= 2 * recorded_rows

@@ -1,8 +1,8 @@
 """Next-word prediction: top-k and sampling with temperature, top-k and top-p.
 
 `most_likely` and `draw` compute the log-probabilities of all words. On a GPU, computing a tail
-costs less than checking whether it is needed; on a CPU, it costs little compared to the decoder
-(docs/results/decoding.md).
+costs less than checking whether it is needed; on a CPU, it costs little compared to the paper's
+decoder (docs/results/decoding.md).
 
 Shapes: N rows, D model width, V words, K candidate words, T tries, M columns of any matrix.
 """

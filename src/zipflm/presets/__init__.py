@@ -1,8 +1,8 @@
 """Named configs: every model of the paper, and smaller ones.
 
 `preset("wikitext-103", "ADP-T")` is a row of the paper's comparison. Rows of its appendix are
-variants of these (`variants`). Where the paper and the authors' code differ, presets follow the
-paper and the variant `fairseq` follows the code (docs/reproduction/paper.md).
+variants of the presets (`variants`). Where the paper and the authors' code differ, presets follow
+the paper and the variant `fairseq` follows the code (docs/reproduction/paper.md).
 """
 
 from __future__ import annotations

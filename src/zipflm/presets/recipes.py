@@ -23,7 +23,7 @@ def paper(config: Config, dataset: Dataset) -> Config:
 
 
 def modern(config: Config, dataset: Dataset) -> Config:
-    """Use Muon and AdamW, warm-up and decay, and a modern decoder."""
+    """Use Muon and AdamW, warm-up and decay, and modern settings for a Transformer decoder."""
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
     if isinstance(decoder, TransformerDecoder):
         decoder = replace(

@@ -147,8 +147,8 @@ MODELS: dict[str, dict[str, Config]] = {
 """Published models by dataset and name."""
 
 _MAX_STREAM_BLOCK = 128
-"""Maximum block length of recurrent decoders. Shorter blocks give more rows per batch, which are
-processed in parallel."""
+"""Maximum block length that `with_decoder` sets for recurrent decoders. Shorter blocks give more
+rows per batch, which are processed in parallel."""
 
 
 def _gcnn(decoder: TransformerDecoder) -> GatedConvolutionDecoder:

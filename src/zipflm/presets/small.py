@@ -41,8 +41,8 @@ _CPU_TRAINING = TrainingConfig(
 )
 
 FAMILIES = {
-    # For texts of two million words and twenty epochs, which need strong regularization. It was
-    # tuned on ADP-T and SM-T (docs/development/experiments.md). The head covers 84% of the tokens,
+    # For twenty epochs on texts of two million words, which need strong regularization. Tuned on
+    # ADP-T and SM-T (docs/development/experiments.md). The head covers 84% of the tokens,
     # the head and the first tail together 95%.
     "wikitext-2": Family(
         vocab_size=33_280,

@@ -80,7 +80,7 @@ def _no_reduction(config: Config) -> Config:
 
 
 def _fairseq(config: Config) -> Config:
-    """Use the settings of the authors' later code, for both datasets."""
+    """Use the settings of the authors' later code that apply to both datasets."""
     output = config.output
     if isinstance(output, AdaptiveOutput):
         output = replace(output, input_dropout=output.tail_dropout)

@@ -83,7 +83,8 @@ class WeightNormalized(nn.Module):
         initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
-        # Start with the norm of the weights. The norm determines how fast the direction changes.
+        # The larger the norm of a direction, the more slowly it changes. Start with about the norm
+        # of the weights, which is the gain.
         fan_in = self.direction_NMK[0].numel()
         yield "direction_NMK", initialization.normal(self._initial_gain / math.sqrt(fan_in))
         yield "gain_N", initialization.constant(self._initial_gain)

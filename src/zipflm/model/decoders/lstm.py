@@ -55,7 +55,7 @@ class _Layer(ConstantStateLayer):
 
 def _forget_bias(tensor: Tensor, generator: Generator | None = None) -> object:
     """Set the bias of the forget gates (the second of four) to 1 and the others to 0, so that
-    cells initially keep their values."""
+    cells initially keep most of their values."""
     with torch.no_grad():
         tensor.zero_().chunk(4)[1].fill_(1.0)
     return tensor
