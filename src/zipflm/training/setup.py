@@ -118,7 +118,7 @@ def open_run(
     # All processes read the folder before the first one changes it.
     latest = newest_valid(folder, process, log.info) if resume else None
     if latest is not None and _is_finished(config, latest):
-        field = "max_updates" if latest.update >= training.max_updates else "patience"
+        field = "max_updates (or epochs)" if latest.update >= training.max_updates else "patience"
         log.info(
             f"{folder.path}: already finished (update {latest.update} of {training.max_updates}); "
             f"raise training.{field} to continue"
