@@ -77,7 +77,7 @@ def test_warns_about_long_training_without_a_gpu(data, tmp_path, monkeypatch):
     with Display(plans_for(data, tmp_path, overrides=overrides), stream, is_silent=False).show():
         pass
     *schedules, slow = stream.getvalue().splitlines()
-    assert all("learning rate is still at" in line for line in schedules)
+    assert all("learning rate is at" in line for line in schedules)
     assert slow.startswith("warning: no GPU: this study needs about ")
 
 

@@ -149,14 +149,14 @@ def test_rejects_a_missing_gpu(word_data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["tiny/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments, "--device", "cuda")
-    assert code == 2 and "--device cuda: not available here; use cpu" in error
+    assert code == 2 and "--device cuda: not available here; use another device" in error
 
 
 def test_rejects_a_folder_with_another_run(word_data, tmp_path, monkeypatch, capsys):
     run(word_data, tmp_path / "run", "training.max_updates=1")
     arguments = ["tiny/ADP", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments)
-    assert code == 2 and "run of tiny/ADP-T" in error and "run of tiny/ADP choose" in error
+    assert code == 2 and "run of tiny/ADP-T" in error and "run of tiny/ADP, choose" in error
     code, error = main(monkeypatch, capsys, "train", *arguments, "--resume")
     assert code == 2 and "tiny/ADP-T" in error
 

@@ -100,7 +100,7 @@ class Batch:
     """The tokens of one step. Shorter rows are padded on the right with `<pad>`."""
 
     words: Tensor
-    """Input ids [B, T]: the token before each target, or `</s>` at the start of a stream."""
+    """Input ids [B, T]: the token before each target, or `</s>` if there is none."""
     targets: Tensor
     """Ids to predict [B, T]."""
     scored: Tensor

@@ -72,7 +72,7 @@ class Cluster:
         except (Exception, asyncio.CancelledError) as error:
             is_from_dask = type(error).__module__.startswith(("distributed.", "tornado."))
             if isinstance(error, ValueError | OSError) and not is_from_dask:
-                raise  # an error in the text
+                raise  # from `on_worker`
             raise ChildProcessError(
                 f"Dask scheduler {self.address}: no worker could process {chunk.source} at byte "
                 f"{chunk.start}: {_first_line(error)}; check that the scheduler is running and "
@@ -94,15 +94,15 @@ def on_worker(chunk: Chunk, task: Task, version: str) -> ScannedChunk:
     if version != _version():
         raise ValueError(
             f"the worker on {socket.gethostname()} has {_version()}, but this machine has "
-            f"{version}; install the same version everywhere and restart the workers"
+            f"{version}; use the same zipflm and Python everywhere and restart the workers"
         )
     try:
         chunk = replace(chunk, data=chunk.read())
     except OSError as error:
         raise OSError(
             f"{chunk.source}: not readable by the worker on {socket.gethostname()} "
-            f"({error.strerror or error}); put the texts at the same path on every worker, or use "
-            "URLs (s3://...)"
+            f"({error.strerror or error}); every worker must be able to read the texts at the same "
+            "path or URL (s3://...)"
         ) from None
     return task(chunk)
 

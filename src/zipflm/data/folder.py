@@ -89,7 +89,7 @@ class CodesMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """The options that were passed to `zipflm prepare`."""
+    """Options of `zipflm prepare`, with the default `min_count` filled in."""
 
     min_count: int | None
     max_size: int | None

@@ -36,7 +36,7 @@ def are_arrays(sources: Sequence[str]) -> bool:
     if any(arrays) and not all(arrays):
         raise ValueError(
             f"{sources[arrays.index(False)]} and {sources[arrays.index(True)]}: text and "
-            "arrays in one split; use only one of them"
+            "arrays in one split; use only text or only arrays"
         )
     return all(arrays)
 
@@ -95,8 +95,8 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
         is_number = word.isascii() and word.isdigit() and len(word) <= 18
         if not (is_number and str(int(word)) == word):
             raise ValueError(
-                f"{', '.join(sources)}: {quoted(word)} is not an id; {_VALID_IDS} without a sign "
-                "or leading zeros"
+                f"{', '.join(sources)}: {quoted(word)} is not an id; {_VALID_IDS} of at most 18 "
+                "digits, without a sign or leading zeros"
             )
 
 

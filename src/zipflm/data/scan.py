@@ -148,7 +148,7 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
     except UnicodeDecodeError:
         raise _invalid_utf8(chunk) from None
     if joined.split() != joined.split(" "):
-        # Rare: non-ASCII whitespace, which bytes.split() does not split at.
+        # Rare: whitespace that bytes.split() does not split at, such as U+00A0.
         words, numbers = _number(_plain_spaces(data))
         joined = words.decode("utf-8")
     if not splitting.is_plain:
@@ -266,7 +266,7 @@ def map_in_processes(
                 yield chunk, future.result()
         except BrokenProcessPool:
             raise ChildProcessError(
-                "a worker process was killed, perhaps out of memory; try a single process"
+                "a worker process was killed, perhaps because memory ran out; try a single process"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -58,7 +58,7 @@ class TokenArray:
         return len(self.ids)
 
     def require_readable(self) -> None:
-        """Do nothing: tokens in memory cannot change."""
+        """Do nothing: tokens in memory can always be read."""
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int] | NDArray[Any]]) -> TokenArray:

@@ -22,5 +22,8 @@ def resolve_device(name: str | None) -> str:
         "mps": int(torch.backends.mps.is_available()),
     }
     if (device.index or 0) >= count.get(device.type, 0):
-        raise ValueError(f"device={name}: not available here; use cpu")
+        raise ValueError(
+            f"device={name}: not available here; use another device, such as cpu, or "
+            "fewer processes"
+        )
     return name

@@ -29,7 +29,7 @@ _PATIENCE = 5.0
 """Seconds to wait for other processes to report an error, or for the store to become reachable."""
 _PAUSE = 0.2
 """Seconds between polls of the store."""
-_RESUME = "add --resume to continue from the newest checkpoint"
+_RESUME = "run the command again (zipflm train needs --resume to continue)"
 
 
 class Group:

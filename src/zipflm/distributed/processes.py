@@ -1,6 +1,6 @@
 """Set up a single process, or several with collective operations over NCCL or gloo.
 
-DDP and FSDP are in `parallel`, which is slow to import and not needed for scoring.
+DDP and FSDP are in `training.parallel`, which is slow to import and not needed for scoring.
 """
 
 from __future__ import annotations

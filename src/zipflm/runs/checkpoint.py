@@ -5,7 +5,7 @@
         optimizer.safetensors   `parameter name/state name`, and carried decoder states, `carried/N`
         state.json              `records.TrainingState` or `ImportedState`
         config.json  vocabulary.txt  [bpe.codes]
-        [splitting.json]        rule for splitting text into words; absent for whitespace
+        [splitting.json]        rule for splitting text into words; absent if it is the default
         checksums.json          SHA-256 of every other file
 
 If several processes save a checkpoint, they write shards instead of the first two files: the first

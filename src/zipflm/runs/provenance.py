@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
 
 
 def provenance(data: DataFolder, device: str = "") -> Provenance:
-    """Return the provenance of a run that starts now."""
+    """Return the provenance of a run that starts or resumes now."""
     return Provenance(
         python=platform.python_version(),
         packages=_versions(),

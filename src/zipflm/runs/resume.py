@@ -61,8 +61,8 @@ def _require_unused(run: RunFolder, held: Config, requested: Config) -> None:
         return  # stopped before its first log line
     raise ValueError(
         f"{run.path} already holds a run of {held.name} "
-        f"({done[0].name if done else 'no checkpoint yet'}); to continue it add --resume, to "
-        f"start a run of {requested.name} choose another folder"
+        f"({done[0].name if done else 'no checkpoint yet'}); to continue it, add --resume; to "
+        f"start a run of {requested.name}, choose another folder"
     )
 
 
@@ -82,7 +82,7 @@ def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text
         raise ValueError(
             f"{out} was trained on the text {held.text[:12]} (from {held.data}), but the training "
             f"text of {data.path} is {text[:12]}; resume with the same text, choose another "
-            "folder, or add --other-text to continue with this one"
+            "folder, or add --other-text to continue with this text"
         )
 
 

@@ -122,10 +122,10 @@ class Saver:
         good = run.folder.checkpoints()
         message = (
             f"could not save update {state.update} ({failure}); the newest checkpoint is "
-            f"{good[0].path if good else 'none'}; free some space"
+            f"{good[0].path if good else 'none'}; free some space if the disk is full"
         )
         if required:
-            raise OSError(f"{message} and resume the run") from failure
+            raise OSError(f"{message}, and resume the run") from failure
         run.log.info(f"{message}; training continues and will try again")
 
     def _prune(self) -> None:

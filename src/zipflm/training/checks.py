@@ -67,7 +67,7 @@ def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None
         if codes is not None:
             options.append(f"--bpe-codes {initial.path / CODES_FILE}")
         raise ValueError(
-            f"{data.path}: not prepared with the vocabulary of {initial.path}; prepare the text "
+            f"{data.path}: not prepared like the data of {initial.path}; prepare the text "
             f"again: zipflm prepare {' '.join(options)} {splitting}"
         )
     require_weights_of(empty_model(config, data.vocabulary), initial)

@@ -176,7 +176,7 @@ def _shard_tables(
     fully_shard(
         units, mesh=mesh, mp_policy=policy, reshard_after_forward=False, ignored_params=empty
     )
-    # The output layer is called through these methods only.
+    # Training and validation call the output layer only through these methods.
     for method in ("nll", "nll_sum"):
         register_fsdp_forward_method(model.output, method)
 

@@ -54,8 +54,8 @@ def high_end_warning(config: Config) -> str | None:
     if updates > schedule.warmup_updates and last < _MAX_FINAL_LR:
         return None
     return (
-        f"training.max_updates={updates}: the learning rate is still at {last:.0%} of its peak in "
-        f"the last update; change training.schedule.warmup_updates={schedule.warmup_updates} and "
+        f"training.max_updates={updates}: the learning rate is at {last:.0%} of its peak in the "
+        f"last update; change training.schedule.warmup_updates={schedule.warmup_updates} and "
         f"training.schedule.first_cycle={schedule.first_cycle} so that a cycle ends with the run"
     )
 

@@ -118,7 +118,7 @@ def open_run(
     # All processes read the folder before the first one changes it.
     latest = newest_valid(folder, process, log.info) if resume else None
     if latest is not None and _is_finished(config, latest):
-        field = "max_updates" if latest.update >= training.max_updates else "patience"
+        field = "max_updates (or epochs)" if latest.update >= training.max_updates else "patience"
         log.info(
             f"{folder.path}: already finished (update {latest.update} of {training.max_updates}); "
             f"raise training.{field} to continue"
@@ -152,8 +152,8 @@ def open_run(
         log.info(f"starting with the weights of {origin.checkpoint} of {origin.run}")
     remedy = (
         f"{config.name}: not enough memory for {config.num_params():,} parameters on "
-        f"{process.world_size} device(s); lower decoder.num_layers or decoder.dim, or shard it "
-        "over more devices with training.parallel=fsdp"
+        f"{process.world_size} device(s); lower decoder.num_layers or decoder.dim, or shard the "
+        "model over more devices with training.parallel=fsdp"
     )
     with explain_out_of_memory(remedy):
         return _build_run(config, data, folder, process, log, latest, initial)

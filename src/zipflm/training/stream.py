@@ -143,7 +143,7 @@ class Stream:
 
 
 def _pad(batch: Batch, num_rows: int, block: int) -> Batch:
-    """Pad an incomplete batch, the last of an epoch or segment. Otherwise, the model would be
+    """Pad a batch with fewer or shorter rows than the others. Otherwise, the model would be
     compiled again for its shape."""
     rows, columns = num_rows - batch.words.shape[0], block - batch.words.shape[1]
     if rows == columns == 0:

@@ -23,7 +23,7 @@ _TRAINED_PER_SCORED = 4
 """Minimum number of tokens trained on per word scored in the sample. Scoring a token costs a third
 of training on it, so the sample takes less than a tenth of the time."""
 _MIN_WORDS = 2_000
-"""The sample has at least this many words, even if it takes longer."""
+"""The limit on the sample is never below this many words, even if scoring them takes longer."""
 
 
 def validate(run: Run, *, full: bool) -> Validation | None:
