@@ -223,7 +223,8 @@ def _prepared(
 ) -> Iterator[tuple[LoadedRun, DataFolder]]:
     """Prepare a text like the training data of the run, in a temporary data folder.
 
-    For a run that reads words by their bytes, the words of the text are added to its vocabulary.
+    For a run that reads more words than it predicts, the words of the text are added to its
+    vocabulary.
     """
     options = Options(
         vocabulary=run.vocabulary,

@@ -380,8 +380,8 @@ class TextDecoder:
 
 
 def never_generated(vocabulary: Vocabulary) -> Tensor:
-    """Return a mask of ids that are never generated: fillers, and special tokens except the line
-    end."""
+    """Return a mask of ids that are never generated (`<unk>` only if it is forbidden): fillers, and
+    special tokens except the line end."""
     names = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     forbidden = torch.tensor([not count and word.startswith(FILLER) for word, count in names])
     forbidden[: len(SPECIALS)] = True
