@@ -99,7 +99,10 @@ def test_rejects_bad_rows_with_their_line(write, old, new, message):
         ('{"columns": 3}\n', "line 1: is not"),
         (JSONL + "[1]\n", "line 4: .* is not a row"),
         (JSONL + '{"line": 1, "position": 1, "word": "a"}\n', "line 4: .* is not a row"),
-        (JSONL + '{"line": 1, "position": 1, "word": "a", "bits": -1}\n', "line 4: no probability above 0 has bits -1"),
+        (
+            JSONL + '{"line": 1, "position": 1, "word": "a", "bits": -1}\n',
+            "line 4: no probability above 0 has bits -1",
+        ),
         (TSV.encode() + b"2\t1\t\xff\t0\t0\t0\t0\n", "line 5: not UTF-8"),
     ],
 )
