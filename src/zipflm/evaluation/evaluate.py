@@ -111,7 +111,7 @@ def evaluate(
     (`share`), each returns the full result.
     """
     if (data is None) == (text is None):
-        raise ValueError("data, text: give a data folder or a text file, not both")
+        raise ValueError("data, text: give either a data folder or a text file")
     if split is not None and split not in SPLITS:
         raise ValueError(f"split={split}: choose from {', '.join(SPLITS)}")
     if text is not None and split is not None:

@@ -212,7 +212,7 @@ class TextInProgress:
                 self._words.append(last._replace(text=self.text[end:]))
 
     def release(self) -> Delta:
-        """Return the output that is final and was not returned before."""
+        """Return the final text and words that were not returned before, and all new tokens."""
         # Hold back text that could be the start of a stop string.
         held_back = 0 if self.finish_reason else max(self._longest_stop - 1, 0)
         end = max(len(self.text) - held_back, self._released)

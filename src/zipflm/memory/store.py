@@ -64,7 +64,7 @@ class StoreInfo:
     format: int
     plan: Plan
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """Checksums of the other files."""
+    """Checksums of the files of keys, tokens and, if there is one, the index."""
     recall: float | None = None
     """Fraction of the nearest keys that the index finds; None without an index."""
 
