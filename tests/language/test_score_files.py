@@ -78,8 +78,8 @@ def test_round_trip(write, format):
     ("old", "new", "message"),
     [
         ("\t-1.5\t", "\tx\t", "line 2: .* is not a row of line, position, word, logprob"),
-        ("\t-1.5\t", "\tnan\t", "line 2: logprob nan is not the logarithm of a probability"),
-        ("\t-1.5\t", "\t0.5\t", "line 2: logprob 0.5 is not the logarithm of a probability"),
+        ("\t-1.5\t", "\tnan\t", "line 2: no probability above 0 has logprob nan"),
+        ("\t-1.5\t", "\t0.5\t", "line 2: no probability above 0 has logprob 0.5"),
         ("\t-1.5\t", "\t", "line 2: .* is not a row"),
         ("\tword\t", "\ttoken\t", "line 1: has no column word"),
         ("\tlogprob\t", "\tscore\t", "line 1: has no column logprob"),
@@ -99,7 +99,10 @@ def test_rejects_bad_rows_with_their_line(write, old, new, message):
         ('{"columns": 3}\n', "line 1: is not"),
         (JSONL + "[1]\n", "line 4: .* is not a row"),
         (JSONL + '{"line": 1, "position": 1, "word": "a"}\n', "line 4: .* is not a row"),
-        (JSONL + '{"line": 1, "position": 1, "word": "a", "bits": -1}\n', "line 4: bits -1 is"),
+        (
+            JSONL + '{"line": 1, "position": 1, "word": "a", "bits": -1}\n',
+            "line 4: no probability above 0 has bits -1",
+        ),
         (TSV.encode() + b"2\t1\t\xff\t0\t0\t0\t0\n", "line 5: not UTF-8"),
     ],
 )

@@ -95,7 +95,7 @@ def test_uses_tuned_settings(run, data, tmp_path):
     both = scored(run, data, [store, "cache"])
     assert both.perplexity == pytest.approx(cache.perplexity)
     assert both.protocol.memory == (neighbours.name, cache.name)
-    assert "cache: tuned on top of the others; to use it alone, tune it again" in result.notes
+    assert "cache: tuned on top of the others; to use it alone, tune it alone" in result.notes
     edges = {"smallest": min, "largest": max}
     windows = [trial.window for trial in result.trials if trial.window]
     for word, edge in edges.items():

@@ -23,7 +23,7 @@ from zipflm.model.sampling import most_likely
 
 Ids = NDArray[np.int64]
 
-# Maximum number of log-probabilities in memory at once.
+# Maximum number of log-probabilities in memory at once when ranks are computed.
 _MAX_ELEMENTS = 1 << 24
 
 Likely = list[tuple[int, float]]
@@ -80,7 +80,7 @@ def start_documents(
 ) -> Callable[[], list[DocumentScores]]:
     """Start scoring independent documents. Call the result to wait for the scores.
 
-    With memories, skipped ids are scored as well, so that they are stored.
+    With memories, skipped ids are scored as well, so that caches store them.
     """
     if not documents:
         return list

@@ -111,7 +111,7 @@ def evaluate(
     (`share`), each returns the full result.
     """
     if (data is None) == (text is None):
-        raise ValueError("data, text: give a data folder or a text file, not both")
+        raise ValueError("data, text: give either a data folder or a text file")
     if split is not None and split not in SPLITS:
         raise ValueError(f"split={split}: choose from {', '.join(SPLITS)}")
     if text is not None and split is not None:
@@ -223,7 +223,8 @@ def _prepared(
 ) -> Iterator[tuple[LoadedRun, DataFolder]]:
     """Prepare a text like the training data of the run, in a temporary data folder.
 
-    For a run that reads words by their bytes, the words of the text are added to its vocabulary.
+    For a run that reads more words than it predicts, the words of the text are added to its
+    vocabulary.
     """
     options = Options(
         vocabulary=run.vocabulary,

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 ProgressCallback = Callable[[str, int, int | None], None]
-"""Called with a label, the number of tokens just done, and the total if known.
+"""Called with a label, the number of tokens just done, and the total if known. `zipflm score`
+counts bytes and `zipflm rescore` hypotheses instead of tokens.
 
 An exception raised by the callback stops the scoring."""
 
@@ -36,7 +37,7 @@ def progress_label(label: str) -> Iterator[None]:
 
 
 def report_progress(done: int, total: int | None) -> None:
-    """Report that `done` more tokens of `total` were processed."""
+    """Report that `done` more tokens (or bytes or hypotheses) of `total` were processed."""
     callback = _callback.get()
     if callback is not None:
         callback(_label.get(), done, total)

@@ -211,7 +211,7 @@ def start_scoring(
         if bad:
             raise ValueError(
                 f"{bad} of {scored} tokens have no finite log-probability, perhaps because "
-                "training diverged; evaluate an earlier checkpoint, or use dtype float32"
+                "training diverged; use an earlier checkpoint, or dtype float32 if you set another"
             )
         return StreamScores(nll, positions, scored)
 

@@ -212,7 +212,7 @@ class TextInProgress:
                 self._words.append(last._replace(text=self.text[end:]))
 
     def release(self) -> Delta:
-        """Return the output that is final and was not returned before."""
+        """Return the final text and words that were not returned before, and all new tokens."""
         # Hold back text that could be the start of a stop string.
         held_back = 0 if self.finish_reason else max(self._longest_stop - 1, 0)
         end = max(len(self.text) - held_back, self._released)
@@ -380,8 +380,8 @@ class TextDecoder:
 
 
 def never_generated(vocabulary: Vocabulary) -> Tensor:
-    """Return a mask of ids that are never generated: fillers, and special tokens except the line
-    end."""
+    """Return a mask of ids that are never generated (`<unk>` only if it is forbidden): fillers, and
+    special tokens except the line end."""
     names = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     forbidden = torch.tensor([not count and word.startswith(FILLER) for word, count in names])
     forbidden[: len(SPECIALS)] = True

@@ -42,13 +42,13 @@ class Engine:
     dtype: torch.dtype
     blocks: Blocks
     batch_tokens: int
-    """Maximum number of tokens per batch. A longer text gets its own batch."""
+    """Maximum number of tokens per batch. A longer line or prefix gets its own batch."""
     unit: Unit
     memories: Memories | None = None
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens that the model reads at a time: the block of a Transformer,
+        """Maximum number of tokens of a prefix that the model sees: the block of a Transformer,
         unlimited for other decoders."""
         is_unlimited = self.model.config.decoder.has_constant_state
         return sys.maxsize if is_unlimited else self.blocks.block

@@ -49,8 +49,8 @@ from zipflm.runs.folder import Choice, parse_choice
 from zipflm.runs.load import LoadedRun, UnseenWords, load_run
 from zipflm.settings import load_object
 
-# Maximum number of words outside the vocabulary that a model with character input can read. Their
-# spellings take about 100 MB.
+# Maximum number of words outside the vocabulary that a model with `input.predicted_words` can read.
+# Their spellings take about 100 MB.
 _MAX_UNSEEN = 1 << 20
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -75,9 +75,9 @@ def load(
     updates. `device` defaults to a GPU if one is available. `dtype` is the precision of weights and
     matrix products; log-probabilities are at least float32. `compile` makes long scoring jobs
     faster. `block` and `context` are in tokens and default to the settings of the run (`context` to
-    half a block if the run has none). `memory` is one or more memories whose predictions are mixed
-    with those of the model: a cache of the last 2,000 tokens of the text (`cache:2000`), or the
-    folder of a store from `zipflm memory build`.
+    half a block if the run has none or only `block` is given). `memory` is one or more memories
+    whose predictions are mixed with those of the model: a cache of the last 2,000 tokens of the
+    text (`cache:2000`), or the folder of a store from `zipflm memory build`.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
     memory = (memory,) if isinstance(memory, str) else tuple(memory)

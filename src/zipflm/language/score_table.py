@@ -73,8 +73,7 @@ def read_scores(name: str) -> ScoreFile:
         logprob.append(value * NATS[unit])
         if not -math.inf < logprob[-1] <= _MAX_LOGPROB:
             raise ValueError(
-                f"{shown(name)}: line {number}: {unit} {value:g} is not the logarithm of a "
-                "probability"
+                f"{shown(name)}: line {number}: no probability above 0 has {unit} {value:g}"
             )
     if not keys:
         raise ValueError(f"{shown(name)}: has a header but no rows; score some text")

@@ -189,8 +189,8 @@ class ScoredWord:
     """Band of the output layer, 0 for the head. Words outside the vocabulary have the band of
     `<unk>`, and words of several pieces that of the rarest piece."""
     count: int
-    """Count in the training text. Words outside the vocabulary have the count of `<unk>`, and words
-    of several pieces that of the rarest piece."""
+    """Count in the training text, 0 for line ends and words outside the vocabulary. Words of
+    several pieces have the count of the rarest piece."""
     is_unknown: bool
     """True if the word, or a piece of it, is scored as `<unk>`."""
     is_end: bool

@@ -116,7 +116,7 @@ class Tuning:
     weights: Mapping[str, float]
     """Weights of all scores."""
     option: str
-    """The weights of the model, those set by the user and the tuned ones, as a value for
+    """The weight of the model's score, those set by the user and the tuned ones, as a value for
     `--weights`."""
     rows: tuple[TuningRow, ...]
     num_words: int

@@ -46,9 +46,9 @@ def complete_weights(given: Mapping[str, float], names: Iterable[str], lm: str) 
     """Add default weights for the scores of a list, the model's score `lm` and the number of words.
 
     The model has weight 1 and the number of words 0. If the list has a total, the total has weight
-    1 and its other scores 0; otherwise all of its scores have weight 1. Raises ValueError for
-    unknown names, if the list already has a score `lm`, and if the total could already include a
-    score in `given`.
+    1 and the other scores of the list 0; otherwise all scores of the list have weight 1.
+    Raises ValueError for unknown names, if the list already has a score `lm`, and if the total
+    could already include a score in `given`.
     """
     names = list(names)
     if lm in names:
@@ -76,6 +76,6 @@ def check_name(lm: str) -> None:
     """Raise ValueError if the model's score cannot have this name."""
     if lm in (WORDS, TOTAL, "id", "text") or not lm.isidentifier():
         raise ValueError(
-            f"--name {unquoted(lm)}: must consist of letters, digits and _, and not be "
-            f"{WORDS}, {TOTAL}, id or text"
+            f"--name {unquoted(lm)}: must consist of letters, digits and _, not start with a "
+            f"digit, and not be {WORDS}, {TOTAL}, id or text"
         )

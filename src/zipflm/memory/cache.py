@@ -72,7 +72,7 @@ class Cache:
         if self.settings.reset == "blank":
             ends = ends[firsts == ends]
         elif self.settings.reset == "heading":
-            # In WikiText `= Title =` starts an article, `= = Title = =` a section.
+            # In WikiText, `= Title =` starts an article, `= = Title = =` a section.
             is_sign = ids[firsts] == self._equals_sign
             second = np.minimum(firsts + 1, len(ids) - 1)
             ends = ends[is_sign & (ids[second] != self._equals_sign)]

@@ -2,8 +2,8 @@
 similar contexts of a text.
 
 Exact search compares many queries with one block of keys at a time and keeps the best k.
-On a CPU, a store with a faiss index (IVF-PQ) is searched with the index; then the exact cosines of
-the candidates are computed.
+On a CPU, a store with a faiss index (IVF-PQ) is by default searched with the index; then the exact
+cosines of the candidates are computed.
 
 Shapes: N queries, K neighbors, D model width, S keys of a block.
 """
@@ -240,6 +240,6 @@ def require_faiss() -> Any:
         import faiss
     except ImportError:
         raise ValueError(
-            "an index needs faiss; pip install 'zipflm[knn]', or use search=exact"
+            "an index needs faiss (pip install 'zipflm[knn]'); search=exact works without it"
         ) from None
     return faiss

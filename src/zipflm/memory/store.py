@@ -64,7 +64,7 @@ class StoreInfo:
     format: int
     plan: Plan
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """Checksums of the other files."""
+    """Checksums of the files of keys, tokens and, if there is one, the index."""
     recall: float | None = None
     """Fraction of the nearest keys that the index finds; None without an index."""
 
@@ -88,7 +88,9 @@ class Store:
         path = Path(path)
         if not (path / INFO_FILE).is_file():
             if (path / KEYS_FILE).exists():
-                raise ValueError(f"{path}: unfinished; run the same zipflm memory build again")
+                raise ValueError(
+                    f"{path}: unfinished; run the same zipflm memory build command again"
+                )
             raise ValueError(
                 f"memory={path}: not a store (no {INFO_FILE}); build one with zipflm memory "
                 "build, or use cache:2000"

@@ -150,7 +150,7 @@ class _Tuner:
             self._note(name, "temperature", trial.settings.temperature, _TEMPERATURES[type(memory)])
             self._note(name, "window", trial.window, windows)
         if self.chosen:
-            self.notes.append(f"{name}: tuned on top of the others; to use it alone, tune it again")
+            self.notes.append(f"{name}: tuned on top of the others; to use it alone, tune it alone")
         record = Tuned(
             settings=trial.settings,
             weights=self._run.weights_hash,
