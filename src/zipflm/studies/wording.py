@@ -234,8 +234,8 @@ def interval_caption(study: Study) -> str:
 
 def paper_caption(study: Study) -> str:
     return (
-        f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
-        f"the change in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
+        f"The paper's numbers are for {DATASETS[paper_dataset(study)]}; those of this study are "
+        f"changes in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
         "pair of models is compared; the one that is better in the paper comes first. Rare words "
         f"occur {RARE.replace('-', ' to ')} times in training. Summary: {summary(study)}."
     )
