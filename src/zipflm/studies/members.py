@@ -180,9 +180,15 @@ def saved_scores(
         try:
             key, scores = _read_saved(path, text)
         except Exception as error:  # zipfile and NumPy raise many kinds of errors
-            raise ValueError(f"{path}: cannot read these scores ({error})") from None
+            raise ValueError(
+                f"{path}: cannot read these scores ({error}); use the data folder of the study, or "
+                "run its compare command again"
+            ) from None
         if (key["text"], key["vocabulary"]) != (text.sha256, data.vocabulary.hash):
-            raise ValueError(f"{path}: its text or vocabulary differs from {data.path}")
+            raise ValueError(
+                f"{path}: its text or vocabulary differs from {data.path}; use the data folder of "
+                "the study"
+            )
         names.add(key["checkpoint"])
         by_split[split] = scores
     if len(names) != 1:

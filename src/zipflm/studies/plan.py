@@ -78,8 +78,7 @@ class Request:
         dataset_of(self.preset)
         if name.factorization and name.factorization not in FACTORIZATIONS:
             raise ValueError(
-                f"preset={self.preset}: the models of {name.dataset} are "
-                f"{', '.join(FACTORIZATIONS)}"
+                f"preset={self.preset}: choose a model from {', '.join(FACTORIZATIONS)}"
             )
         is_ablation = bool(self.bands or self.tail_dropout or self.decoders)
         default = ("ADP-T",) if is_ablation else FACTORIZATIONS
