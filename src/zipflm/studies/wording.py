@@ -219,10 +219,11 @@ def words_caption(study: Study) -> str:
         return "At least two models are needed for this table."
     return (
         f"Mean difference in loss from {study.reference} in nats (negative: the model is better), "
-        f"and occurrences in the training text and in the {study.split} set. Words with at least "
-        f"{MIN_TOKENS} occurrences, in at least {MIN_BLOCKS} of {len(study.blocks)} blocks, are "
-        "tested (Student's t over blocks); the largest significant differences are shown, with a "
-        "false discovery rate of 5% (Benjamini and Hochberg)."
+        "and occurrences in the training text. Words that occur at least "
+        f"{MIN_TOKENS} times in the {study.split} set, in at least {MIN_BLOCKS} of "
+        f"{len(study.blocks)} blocks, are tested (Student's t over blocks); the largest "
+        "significant differences are shown, with a false discovery rate of 5% (Benjamini and "
+        "Hochberg)."
     )
 
 
