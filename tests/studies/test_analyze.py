@@ -76,7 +76,7 @@ def test_runs_of_one_factorization_are_labeled_by_folder(data, run, tmp_path):
 
 
 def test_rejects_runs_with_equal_names(data, run, tmp_path):
-    with pytest.raises(ValueError, match="another run is also called seed-1"):
+    with pytest.raises(ValueError, match="two runs are called seed-1"):
         analyze([run, run], data, tmp_path)
 
 

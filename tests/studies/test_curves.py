@@ -97,7 +97,7 @@ def test_plot_errors(tmp_path):
         plot([run], tmp_path / "a.png", "time")
     with pytest.raises(ValueError, match="a.xyz: unsupported file type; use .png"):
         plot([run], tmp_path / "a.xyz")
-    with pytest.raises(ValueError, match="absent: not a run folder"):
+    with pytest.raises(ValueError, match="absent: not the folder of a training run"):
         plot([tmp_path / "absent"], tmp_path / "a.png")
     with pytest.raises(ValueError, match="empty: its log is empty"):
         plot([write(tmp_path / "empty")], tmp_path / "a.png")

@@ -71,7 +71,7 @@ def test_failed_setting_is_not_chosen(data, tmp_path):
         ("decoder.dropout", "write a field and the values"),
         ("decoder.dropout=", "write a field and the values"),
         ("decoder.dropout=0,0", "give every field and every value once"),
-        ("training.max_updates=1,2", "the same for all members"),
+        ("training.max_updates=1,2", "max_updates cannot be tuned"),
     ],
 )
 def test_rejects_invalid_grids(given, message):

@@ -57,7 +57,7 @@ def test_preset_names_a_dataset_or_one_model():
     every = Request(preset="billion-word/large", **given)
     assert (every.preset, every.factorizations) == ("billion-word/large", FACTORIZATIONS)
     assert Request(preset="tiny", bands=("4/8",), **given).factorizations == ("ADP-T",)
-    with pytest.raises(ValueError, match="preset=tiny/sm: the models of tiny are SM, SM-T"):
+    with pytest.raises(ValueError, match="preset=tiny/sm: choose a model from SM, SM-T"):
         Request(preset="tiny/sm", **given)
     with pytest.raises(ValueError, match="dataset='': choose from"):
         Request(preset="", **given)

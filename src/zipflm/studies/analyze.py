@@ -96,7 +96,7 @@ def _saved_member(
         raise ValueError(f"{run.path}: this run of the study is missing; restore it")
     data = words
     if config.batches.unit != "word":
-        data = open_bpe_data(words, "remove these models from the study")
+        data = open_bpe_data(words, "repeat the study without these models")
     plan = Plan(
         label=row["model"], factorization=row["factorization"], config=config, data=data, run=run
     )

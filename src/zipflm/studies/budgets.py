@@ -92,7 +92,7 @@ def describe_budget(equal: str, plans: Sequence[Plan]) -> str:
             "schedules are stretched to match)"
         )
     tokens = reference.config.training.tokens_per_update
-    return f"updates ({updates} of {tokens:,} tokens each, as in the paper)"
+    return f"updates ({updates} of {tokens:,} tokens each)"
 
 
 def reference_of(plans: Sequence[Plan]) -> Plan:
@@ -134,8 +134,7 @@ def parse_grid(options: Sequence[str]) -> list[Setting]:
             raise ValueError(f"grid={quoted(option)}: give every field and every value once")
         if field in _NOT_TUNABLE:
             raise ValueError(
-                f"grid={quoted(option)}: {field} is the same for all members; use `equal` or "
-                "`seeds` instead"
+                f"grid={quoted(option)}: {field} cannot be tuned; leave it out of the grid"
             )
         axes[field] = [f"{field}={value}" for value in values]
     return list(product(*axes.values())) if axes else []

@@ -196,8 +196,8 @@ class FinishedStudy:
 def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
     """Run or resume a study.
 
-    Members that failed are listed in `FinishedStudy.failures`. Only errors that affect the
-    entire study are raised.
+    Members that fail while they are trained or scored are listed in `FinishedStudy.failures`.
+    Errors found before that are raised, and so are failures of timing runs.
     """
     out = request.out
     with processes.started(device) as process:

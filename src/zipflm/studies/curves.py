@@ -44,7 +44,7 @@ def _name(run: Path, runs: Sequence[Path]) -> str:
 def _read(run: Path) -> list[LogLine]:
     folder = RunFolder(run)
     if not folder.log_path.is_file():
-        raise ValueError(f"{run}: not a run folder (no {folder.log_path.name})")
+        raise ValueError(f"{run}: not the folder of a training run (no {folder.log_path.name})")
     return _without_compilation(folder.log())
 
 

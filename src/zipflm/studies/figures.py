@@ -1,7 +1,7 @@
 """Figures of a study. Every factorization has its own color and marker.
 
-The patterns are those of the paper's bar charts. Some are light on dark: ADP-T and SM-T share the
-grid. Colors can be distinguished with any kind of color blindness.
+The patterns are those of the paper's bar charts. ADP-T and SM-T both have the grid, but that of
+ADP-T is light on dark. Colors can be distinguished with any kind of color blindness.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class StudyMember:
     curve: tuple[CurvePoint, ...] = ()
     updates: int | None = None
     words_seen: int | None = None
-    """Running words of the training text, also for sub-word models. Repeated words count again."""
+    """Running words of the training text, even for sub-word models. Repeated words count again."""
     seconds: float | None = None
     """Training time, without compilation."""
     cpu_seconds: float | None = None
@@ -100,7 +100,7 @@ class StudyMember:
     memory: int | None = None
     """Peak memory in bytes."""
     compiled: bool | None = None
-    """Whether the model was compiled; None if compilation was not requested."""
+    """Whether all updates ran compiled; None without compilation."""
     versions: Versions | None = None
     """None for imported models."""
     problem: str = ""
@@ -180,9 +180,15 @@ def saved_scores(
         try:
             key, scores = _read_saved(path, text)
         except Exception as error:  # zipfile and NumPy raise many kinds of errors
-            raise ValueError(f"{path}: cannot read these scores ({error})") from None
+            raise ValueError(
+                f"{path}: cannot read these scores ({error}); use the data folder of the study, or "
+                "run its compare command again"
+            ) from None
         if (key["text"], key["vocabulary"]) != (text.sha256, data.vocabulary.hash):
-            raise ValueError(f"{path}: its text or vocabulary differs from {data.path}")
+            raise ValueError(
+                f"{path}: its text or vocabulary differs from {data.path}; use the data folder of "
+                "the study"
+            )
         names.add(key["checkpoint"])
         by_split[split] = scores
     if len(names) != 1:
@@ -244,7 +250,7 @@ def make_member(
 ) -> StudyMember:
     """Build a member from its run folder and its scores.
 
-    `words` is the data folder of words, also for sub-word models; the member gets the `nll` of
+    `words` is the data folder of words, even for sub-word models; the member gets the `nll` of
     `split`. Curve, time and speed are those of training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)

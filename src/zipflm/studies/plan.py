@@ -1,7 +1,7 @@
 """Plans of a study: the config, data and run folder of every member, checked before training.
 
-A member is one model trained with one seed. A factorization is a pair of input and output layers,
-named as in the paper: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T.
+A member is one model trained with one seed. A factorization is a choice of input layer, output
+layer and shared weights, named as in the paper: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Request:
     grid: tuple[str, ...] = ()
     """Settings to tune for each member: `FIELD=a,b,c`."""
     memory: tuple[str, ...] = ()
-    """Specs of caches. Every member is also scored with all of these, in a separate row."""
+    """Specs of caches. Every member is also scored with all of them together, in a separate row."""
 
     def __post_init__(self) -> None:
         name = parse_name(self.preset)
@@ -78,8 +78,7 @@ class Request:
         dataset_of(self.preset)
         if name.factorization and name.factorization not in FACTORIZATIONS:
             raise ValueError(
-                f"preset={self.preset}: the models of {name.dataset} are "
-                f"{', '.join(FACTORIZATIONS)}"
+                f"preset={self.preset}: choose a model from {', '.join(FACTORIZATIONS)}"
             )
         is_ablation = bool(self.bands or self.tail_dropout or self.decoders)
         default = ("ADP-T",) if is_ablation else FACTORIZATIONS
@@ -180,7 +179,7 @@ def _resolve_configs(
             not (patience := configs[kind].training.patience),
             "training.patience",
             patience,
-            "all members of a study train for the same number of updates; leave it out",
+            "the members of a study train for a fixed number of updates; leave it out",
         )
     for errors in rejected.values():
         if len(errors) == len(configs):
@@ -227,13 +226,13 @@ def require_comparable(config: Config) -> None:
 
 
 def _vary(config: Config, bands: str | None, tail_dropout: float | None) -> Config:
-    """Return the config with other bands, in the input and the output, and tail dropout."""
+    """Return the config with these bands, in input and output, and this tail dropout, if given."""
     if bands is None and tail_dropout is None:
         return config
     input, output = config.input, config.output
     if not isinstance(output, AdaptiveOutput):
         option = "tail_dropout" if bands is None else "bands"
-        raise ValueError(f"{option}: {config.name} has no bands; leave it out")
+        raise ValueError(f"{option}: {config.name} has no bands; leave this model out")
     if bands is not None:
         ends = cutoffs(bands)
         if ends[-1] >= config.vocab_size:
@@ -339,8 +338,8 @@ def open_words(path: Path) -> DataFolder:
     data = DataFolder.open(path)
     if data.unit != "word":
         raise ValueError(
-            f"{path}: its unit is {data.unit}; a study needs a data folder of words, with the "
-            f"sub-words in its subfolder {BPE_FOLDER}/"
+            f"{path}: its unit is {data.unit}; a study needs a data folder of words (sub-words "
+            f"belong in its subfolder {BPE_FOLDER}/)"
         )
     return data
 

@@ -1,5 +1,6 @@
-"""Terminal output of a study: one line per stage of a member, a live progress bar, and the
-comparison at the end. The output of the trainer is written to `output-RANK.txt` in the run folder.
+"""Terminal output of a study: lines on the progress of each member, a live progress bar on a
+terminal, and the comparison at the end. The output of the trainer is written to `output-RANK.txt`
+in the run folder.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ function drawBars(id, kind) {
   const values = present.flatMap((m) => valuesOf(m, bins));
   const usual = present.filter((m) => !view.difference || m.label !== reference).map((m) => valuesOf(m, bins.filter((b) => b.name !== "UNK")));
   const [low, high] = axisEnds(usual, values, view.difference ? 0.05 : 1);
-  /* A narrow page scrolls the chart. */
+  /* On a narrow page, the chart scrolls. */
   const box = { width: Math.max(640, holder.clientWidth), height: 340, left: 62, right: 8, top: 10, bottom: 52 };
   const svg = frame(holder, box, `Loss by frequency of the ${kind === "word" ? "word" : "previous word"}, ${source.name}`);
   const bottom = box.height - box.bottom;
@@ -398,7 +398,7 @@ function buildControls() {
     ["loss", () => !view.difference, () => { view.difference = false; }],
     [`difference from ${study.reference}`, () => view.difference, () => { view.difference = true; }],
   ]);
-  choice("training-controls", "training text", [
+  choice("training-controls", "training loss", [
     ["shown", () => view.training, () => { view.training = true; }],
     ["hidden", () => !view.training, () => { view.training = false; }],
   ]);

@@ -219,8 +219,8 @@ class Estimate:
     num_blocks: float
     """Effective number of blocks; less than their number if their sizes differ."""
     seed_variances: tuple[tuple[float, int], ...]
-    """Variance of the mean over seeds and its degrees of freedom, for each model whose seeds
-    differ."""
+    """Variance of the mean over seeds and its degrees of freedom, for each model whose loss differs
+    between seeds."""
 
     def __sub__(self, other: Estimate) -> Estimate:
         """Paired difference: both are measured on the same blocks."""

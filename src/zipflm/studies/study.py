@@ -175,8 +175,8 @@ class Study:
 
     title: str
     dataset: str
-    """Dataset, named as in presets, whose published results the report shows. Empty for models
-    that are not in the tables of the paper."""
+    """Dataset, named as in presets, whose published results, if any, the report shows. Can be
+    empty."""
     split: str
     reference: str
     """The row that others are compared to."""

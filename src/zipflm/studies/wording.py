@@ -27,8 +27,8 @@ TUNING_CAPTION = (
     "on the validation set was chosen."
 )
 CONTEXT_CAPTION = (
-    "The first tokens of every block are only context and are not scored, so that every scored "
-    "token has at least this many tokens before it."
+    "The context is the number of tokens at the start of each block that are not scored. It is "
+    "shorter at the start of the text and before very long lines."
 )
 
 
@@ -192,9 +192,9 @@ def _about_intervals(study: Study) -> str:
 
 def caption(study: Study) -> str:
     text = (
-        "Perplexity is exp(mean loss per word), also for sub-word models; lower is better. "
+        "Perplexity is exp(mean loss per word), even for sub-word models; lower is better. "
         "Parameters shared by input and output count once, with the input. Words seen are running "
-        "words of the training text, also for sub-word models."
+        "words of the training text, even for sub-word models."
     )
     if study.differences:
         text += (
@@ -219,10 +219,11 @@ def words_caption(study: Study) -> str:
         return "At least two models are needed for this table."
     return (
         f"Mean difference in loss from {study.reference} in nats (negative: the model is better), "
-        f"and occurrences in the training text and in the {study.split} set. Words with at least "
-        f"{MIN_TOKENS} occurrences in {MIN_BLOCKS} or more of {len(study.blocks)} blocks are "
-        "tested (Student's t over blocks); the largest significant differences are shown, with a "
-        "false discovery rate of 5% (Benjamini and Hochberg)."
+        "and occurrences in the training text. Words that occur at least "
+        f"{MIN_TOKENS} times in the {study.split} set, in at least {MIN_BLOCKS} of "
+        f"{len(study.blocks)} blocks, are tested (Student's t over blocks); the largest "
+        "significant differences are shown, with a false discovery rate of 5% (Benjamini and "
+        "Hochberg)."
     )
 
 
@@ -234,8 +235,8 @@ def interval_caption(study: Study) -> str:
 
 def paper_caption(study: Study) -> str:
     return (
-        f"The paper's numbers are on {DATASETS[paper_dataset(study)]}; those of this study are "
-        f"the change in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
-        "pair of models is compared; the better one in the paper comes first. Rare words occur "
-        f"{RARE.replace('-', ' to ')} times in training. Summary: {summary(study)}."
+        f"The paper's numbers are for {DATASETS[paper_dataset(study)]}; those of this study are "
+        f"changes in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
+        "pair of models is compared; the one that is better in the paper comes first. Rare words "
+        f"occur {RARE.replace('-', ' to ')} times in training. Summary: {summary(study)}."
     )
