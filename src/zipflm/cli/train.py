@@ -58,8 +58,8 @@ def train(
 ) -> None:
     """Train a model. Use torchrun to train on several devices.
 
-    Ctrl-C or SIGTERM saves a checkpoint and exits with status 130. A second Ctrl-C exits
-    immediately without saving.
+    After the first update, Ctrl-C or SIGTERM saves a checkpoint and exits with status 130. With a
+    single process, a second Ctrl-C exits immediately without saving.
     """
     from zipflm import api
 
