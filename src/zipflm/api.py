@@ -193,8 +193,8 @@ def train(
             return folder, resolve(preset, recipe, changes, size, on_cpu=on_cpu, held=held), None
         if preset is not None or recipe != "paper":
             raise ValueError(
-                f"{preset or recipe}: model and recipe come from {fspath(from_run)}; leave it out, "
-                "and change settings with overrides"
+                f"{preset or recipe}: leave it out, because model and recipe come from "
+                f"{fspath(from_run)}; change settings with overrides"
             )
         _, initial = locate(Path(from_run), None)
         config = initial.config()
@@ -385,7 +385,7 @@ def _read_overrides(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text file; name a file of key=value lines") from None
+        raise ValueError(f"{path}: not UTF-8 text; name a file of key=value lines") from None
     # A comment starts with " #", or with # at the start of a line.
     lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]

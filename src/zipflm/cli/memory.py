@@ -113,7 +113,7 @@ def tune(
     """Tune the weight and temperature of memories (by default a cache), and the window of a cache.
 
     The values are saved in the run folder (cache) or in the store, and become the defaults. A cache
-    with another window, such as cache:2000, also uses the tuned weight and temperature.
+    with a different window, such as cache:2000, also uses the tuned weight and temperature.
     """
     import json
     from dataclasses import asdict

@@ -18,7 +18,7 @@ from zipflm.cli.app import STALL_SECONDS, Device, Overrides, Recipe, StallSecond
 )
 def train(
     preset: Annotated[
-        str | None, Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists them.")
+        str | None, Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists presets.")
     ] = None,
     overrides: Overrides = None,
     *,
