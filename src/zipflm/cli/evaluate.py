@@ -192,7 +192,8 @@ def compare(
         list[str] | None,
         Option(
             help="Factorizations (input and output layers) to train, e.g. ADP-T,SM.",
-            show_default="all; ADP-T with --bands, --tail-dropout or --decoders",
+            show_default="that of --preset, if any; ADP-T with --bands, --tail-dropout or "
+            "--decoders; else all",
         ),
     ] = None,
     seeds: Seeds = 1,
