@@ -179,7 +179,7 @@ def train(
     def read_inputs() -> tuple[DataFolder, Config, Checkpoint | None]:
         if resume and not resume_if_any and not is_resumed:
             raise ValueError(
-                f"resume=True: no run in {run_folder.path}; check the path, or leave it out to "
+                f"resume=True: no run in {run_folder.path}; check the path, or leave out resume to "
                 "start a new run"
             )
         folder, held = _open(data), run_folder.config() if is_resumed else None
@@ -193,8 +193,8 @@ def train(
             return folder, resolve(preset, recipe, changes, size, on_cpu=on_cpu, held=held), None
         if preset is not None or recipe != "paper":
             raise ValueError(
-                f"{preset or recipe}: model and recipe come from {fspath(from_run)}; leave it out, "
-                "and change settings with overrides"
+                f"{preset or recipe}: leave it out, because model and recipe come from "
+                f"{fspath(from_run)}; change settings with overrides"
             )
         _, initial = locate(Path(from_run), None)
         config = initial.config()
@@ -239,8 +239,8 @@ def evaluate(
 ) -> Evaluation:
     """Compute the perplexity of a run on a split (test by default) of `data`, or on a text file.
 
-    The predictions of `memory` are mixed with those of the model. It is a cache of recent tokens
-    (`cache:2000`), a folder from `build_memory`, or a list of them.
+    `memory` is a cache of recent tokens (`cache:2000`), a folder from `build_memory`, or a list of
+    them. Its predictions are mixed with those of the model.
 
     With torchrun, each process scores a part of the text, and all return the same result.
     """
@@ -291,13 +291,13 @@ def compare(
 ) -> FinishedStudy:
     """Train several factorizations on the same text and write a report that compares them.
 
-    A factorization is a combination of input and output layers, such as `ADP-T`. The default is all
-    eight factorizations of the paper, but only `ADP-T` with `bands`, `tail_dropout` or `decoders`.
-    With `decoders` (`transformer`, `gcnn`, `lstm`, `qrnn`), every factorization is trained with
-    each of these decoders. `grid` lists settings with values to try, e.g.
-    `training.optimizer.lr=1e-3,3e-3`; every model uses the values with the lowest loss on the
-    validation set. With `memory` (`cache:2000`), every model is also scored with that cache. The
-    result contains the study, the path of the report and the failures.
+    A factorization is a combination of input and output layers, such as `ADP-T`. The default is
+    that of `preset` (`demo/SM`), if any; else `ADP-T` with `bands`, `tail_dropout` or `decoders`;
+    else all eight factorizations of the paper. With `decoders` (`transformer`, `gcnn`, `lstm`,
+    `qrnn`), every factorization is trained with each of these decoders. `grid` lists settings with
+    values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values that give it
+    the lowest loss on the validation set. With `memory` (`cache:2000`), every model is also scored
+    with that cache. The result contains the study, the path of the report and the failures.
     """
     from zipflm.distributed import processes
     from zipflm.studies.compare import compare as run_study
@@ -385,7 +385,7 @@ def _read_overrides(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not a text file; name a file of key=value lines") from None
+        raise ValueError(f"{path}: not UTF-8 text; name a file of key=value lines") from None
     # A comment starts with " #", or with # at the start of a line.
     lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
@@ -456,9 +456,9 @@ def build_memory(
     """Build a store for `memory=` of `evaluate`: the tokens of a split, each with the hidden state
     that predicts it as its key.
 
-    With `max_keys`, only the first `max_keys` tokens are stored. `index` builds an index for search
-    on a CPU, which needs faiss. By default, stores of 2 million keys or more get an index if faiss
-    is installed. `say` is called with progress messages.
+    With `max_keys`, only the first `max_keys` tokens are stored. `index=True` builds an index for
+    search on a CPU, which needs faiss. By default, stores of 2 million keys or more get an index if
+    faiss is installed. `say` is called with progress messages.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.building import build

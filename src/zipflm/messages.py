@@ -101,7 +101,10 @@ _REMEDIES = {
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return `path: problem; remedy` for a system error. Other messages are unchanged."""
+    """Return `path: problem; remedy` for a system error, or `path: problem` if no remedy is known.
+
+    Messages of other errors are unchanged.
+    """
     if error.errno is None or error.strerror is None:
         return str(error)
     # A failed rename has two names; the second is the one the user chose.

@@ -14,7 +14,7 @@ def test_reads_overrides_from_a_file(tmp_path):
         *("a=1", "decoder.dim=8", "training.seed=2", "name=x#1", "b=2")
     ]
     (tmp_path / "x").write_bytes(b"\xff\xfe\0")
-    with pytest.raises(ValueError, match="x: not a text file; name a file of key=value lines"):
+    with pytest.raises(ValueError, match="x: not UTF-8 text; name a file of key=value lines"):
         assignments([f"@{tmp_path / 'x'}"])
 
 

@@ -139,7 +139,7 @@ def test_rejects_dictionary_of_another_size(kind, lines, tmp_path):
     entries = DICT.read_text().splitlines()
     entries = entries[:lines] if lines < 0 else entries + [f"filler{i} 0" for i in range(lines)]
     (tmp_path / "dict.txt").write_text("\n".join(entries) + "\n")
-    message = rf"size mismatch .*; with {SIZE + lines} words .*: use the dict.txt"
+    message = rf"size mismatch .*; if sizes differ, use the dict.txt .* has {SIZE + lines} entries"
     with pytest.raises(ValueError, match=message):
         read_model(path, tmp_path / "dict.txt")
 

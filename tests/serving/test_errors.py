@@ -87,7 +87,7 @@ def test_rejects_invalid_completions(service, param, value, reason):
         ({"text": "ba", "at": 1}, "at", "valid list"),
         ({"text": "ba", "at": [2]}, "at", "indices 0 to 1"),
         ({"text": "ba", "at": [-1]}, "at", "indices 0 to 1"),
-        ({"text": "ba " * 60, "top": 50, "model": "pieces"}, "top", "select words with `at`"),
+        ({"text": "ba " * 60, "top": 50, "model": "pieces"}, "top", "select fewer words with `at`"),
     ],
 )
 def test_rejects_invalid_scores(service, fields, param, reason):

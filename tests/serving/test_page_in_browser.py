@@ -500,7 +500,7 @@ def test_retries_a_busy_server(page):
     page.server.fail = fail_with(429, "too many requests wait", **{"Retry-After": "1"})
     page.show(waits=False)
     page.wait_for("!byId('notice').hidden")
-    assert "busy: too many requests wait" in page.shown("#notice")
+    assert "cannot answer now: too many requests wait" in page.shown("#notice")
     assert page.text == TEXT
     page.server.fail = lambda path, body: None
     page.settle()

@@ -4,8 +4,8 @@ Heavy imports are inside the commands to keep `--help` fast. A `ValueError` or `
 as one line on stderr, with exit status 2.
 
 Other exit statuses: 1 if a model of `compare` failed or `info --paper` finds a difference, 130
-after Ctrl-C, 141 if the output pipe was closed, 143 after SIGTERM (but 130 in `train` and
-`compare`). A running `serve` exits with 0 after either signal.
+after Ctrl-C, 141 if the output pipe was closed, 143 after SIGTERM (130 in `train` and `compare`
+once training has started). A running `serve` exits with 0 after either signal.
 """
 
 from __future__ import annotations

@@ -192,7 +192,8 @@ def compare(
         list[str] | None,
         Option(
             help="Factorizations (input and output layers) to train, e.g. ADP-T,SM.",
-            show_default="all; ADP-T with --bands, --tail-dropout or --decoders",
+            show_default="that of --preset, if any; ADP-T with --bands, --tail-dropout or "
+            "--decoders; else all",
         ),
     ] = None,
     seeds: Seeds = 1,
@@ -214,7 +215,7 @@ def compare(
         list[str] | None,
         Option(
             help="A setting and values to try, e.g. training.optimizer.lr=1e-3,3e-3. Every model "
-            "uses the value with the lowest loss on the validation set. Can be repeated."
+            "uses the value that gives it the lowest loss on the validation set. Can be repeated."
         ),
     ] = None,
     memory: Annotated[
@@ -230,8 +231,8 @@ def compare(
 ) -> None:
     """Train several models on the same data and compare their losses by word frequency.
 
-    By default, these are the paper's factorizations: models that represent words
-    differently at the input and the output. Exits with status 1 if a model failed,
+    By default, these are the paper's factorizations: models that differ in how
+    they represent words at the input and the output. Exits with status 1 if a model failed,
     130 if interrupted.
     """
     from zipflm import api
@@ -311,7 +312,7 @@ def report(
     if data is None or out is None:
         raise ValueError(
             "--data, --out: both are required for a report; to plot only training curves, use "
-            "--curves"
+            "--curves without them"
         )
     with _progress_to_stderr(as_json), show_progress():
         finished = api.report(

@@ -84,7 +84,10 @@ def info(
     if dim is not None and (preset or not data):
         raise ValueError("--dim: only for bands; use it with --data and no preset")
     if not is_model and (overrides or recipe or (preset and data)):
-        raise ValueError("settings, --recipe: only for a single model; name one, e.g. tiny/ADP-T")
+        raise ValueError(
+            "settings, --recipe, a preset with --data: only for a single model; name one, e.g. "
+            "tiny/ADP-T"
+        )
     if paper:
         _show_paper(as_json)
     elif preset and is_model:

@@ -1,4 +1,4 @@
-"""`zipflm export` and `import`: exchange models with transformers and fairseq."""
+"""`zipflm export` and `import`: exchange models with transformers, and import them from fairseq."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def build(
         int | None,
         Option(
             help="Number of tokens at the start of each block that are context and not stored.",
-            show_default="from the run, but at least 32 or, if smaller, a quarter of the block",
+            show_default="from the run; in break modes none and complete, at least 32 or, if "
+            "smaller, a quarter of the block",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -109,10 +110,10 @@ def tune(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Tune the weight, temperature and window of memories, by default of a cache.
+    """Tune the weight and temperature of memories (by default a cache), and the window of a cache.
 
     The values are saved in the run folder (cache) or in the store, and become the defaults. A cache
-    with another window, such as cache:2000, also uses the tuned weight and temperature.
+    with a different window, such as cache:2000, also uses the tuned weight and temperature.
     """
     import json
     from dataclasses import asdict

@@ -50,7 +50,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Serve runs over HTTP: OpenAI-style completions, scores per word and a web page at /."""
+    """Serve runs over HTTP: OpenAI-style completions, per-word scores and a web page at /."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401

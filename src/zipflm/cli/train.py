@@ -18,7 +18,7 @@ from zipflm.cli.app import STALL_SECONDS, Device, Overrides, Recipe, StallSecond
 )
 def train(
     preset: Annotated[
-        str | None, Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists them.")
+        str | None, Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists presets.")
     ] = None,
     overrides: Overrides = None,
     *,
@@ -58,8 +58,8 @@ def train(
 ) -> None:
     """Train a model. Use torchrun to train on several devices.
 
-    Ctrl-C or SIGTERM saves a checkpoint and exits with status 130. A second Ctrl-C exits
-    immediately without saving.
+    After the first update, Ctrl-C or SIGTERM saves a checkpoint and exits with status 130. With a
+    single process, a second Ctrl-C exits immediately without saving.
     """
     from zipflm import api
 

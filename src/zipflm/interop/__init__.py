@@ -1,1 +1,1 @@
-"""Import and export of other formats: fairseq checkpoints and Hugging Face models."""
+"""Import of fairseq checkpoints, and import and export of Hugging Face models."""

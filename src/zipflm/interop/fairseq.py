@@ -287,8 +287,8 @@ def _check_weights(
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise ValueError(
-            f"{' '.join(str(error).split())}; the dictionary has {config.vocab_size} words "
-            "including special tokens; use the dict.txt of the training data"
+            f"{' '.join(str(error).split())}; if sizes differ, use the dict.txt of the "
+            f"training data (this one has {config.vocab_size} entries, including special tokens)"
         ) from None
 
 

@@ -29,7 +29,7 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "scale_resids": (False,),
     "decoder_xformers_att_config": (None,),
     "decoder_layers_to_keep": (None,),
-    "quant_noise_scalar": (0,),  # unlike quant_noise_pq it also acts at inference
+    "quant_noise_scalar": (0,),  # unlike quant_noise_pq, it also acts at inference
     "self_target": (False,),
     "future_target": (False,),
     "past_target": (False,),

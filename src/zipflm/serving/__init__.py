@@ -1,1 +1,1 @@
-"""The HTTP service: OpenAI-style completions, scores per word, and a web page."""
+"""The HTTP service: OpenAI-style completions, per-word scores, and a web page."""

@@ -113,8 +113,16 @@ class Service:
         # A single thread, because text readers are not thread-safe.
         self._text_thread = ThreadPoolExecutor(1, "text")
         for name, help_text, attribute in (
-            ("zipflm_requests_waiting", "Requests in the queue.", "num_waiting"),
-            ("zipflm_requests_in_progress", "Requests in progress.", "num_active"),
+            (
+                "zipflm_requests_waiting",
+                "Jobs in the queue (one or two per request).",
+                "num_waiting",
+            ),
+            (
+                "zipflm_requests_in_progress",
+                "Unfinished jobs (one or two per request).",
+                "num_active",
+            ),
             ("zipflm_generations_in_progress", "Texts being generated.", "num_generating"),
         ):
             gauge = Gauge(name, help_text, registry=metrics.registry)

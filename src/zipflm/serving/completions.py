@@ -1,7 +1,7 @@
 """`/v1/completions`: continuations of prompts, streamed or not.
 
 A token is a word, a piece of a word, or the end of a line. By default, generation stops at the end
-of the first line, as in `zipflm generate`; the field `lines` sets another number of lines.
+of the first line, as in `zipflm generate`; the field `lines` sets the number of lines.
 """
 
 from __future__ import annotations

@@ -14,7 +14,10 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "zipflm_requests", "Completed requests.", ["path", "status"], registry=registry
+            "zipflm_requests",
+            "Finished requests. Status 499: the client disconnected before the response.",
+            ["path", "status"],
+            registry=registry,
         )
         self.seconds = Histogram(
             "zipflm_request_seconds",

@@ -166,14 +166,15 @@ class Alternative(BaseModel):
 
 
 class Neighbour(BaseModel):
-    context: str = Field(description="Words before this one in the text of the store.")
+    context: str = Field(description="Words before `word` in the text of the store.")
     word: str
 
 
 class ProbabilitySource(BaseModel):
     name: Literal["model", "cache", "neighbours"]
     probability: float = Field(
-        description="Contribution to the probability of the word, the sum over all sources."
+        description="Contribution to the probability of the word, which is the sum over all "
+        "sources."
     )
     neighbours: list[Neighbour] = []
 
@@ -182,8 +183,13 @@ class WordScore(BaseModel):
     word: str
     logprob: float = Field(description="In nats.")
     surprisal: float = Field(description="In bits.")
-    band: int = Field(description="Band of the output layer; 0 for the most frequent words.")
-    count: int = Field(description="Occurrences in the training text.")
+    band: int = Field(
+        description="Band of the output layer; 0 for the most frequent words (sub-word models: the "
+        "band of the rarest piece)."
+    )
+    count: int = Field(
+        description="Occurrences in the training text (sub-word models: of the rarest piece)."
+    )
     is_unknown: bool
     is_end: bool
     span: tuple[int, int] | None = Field(description="In code points; null for the end of a line.")

@@ -1,4 +1,4 @@
-"""`/score`: log-probabilities per word, with optional alternatives, ranks and sources."""
+"""`/score`: per-word log-probabilities, with optional alternatives, ranks and sources."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Scoring:
             raise bad_request(
                 "top",
                 f"top={self._top}: too many for {num_words} words; the maximum is {maximum} in "
-                "total; select words with `at`",
+                "total; select fewer words with `at`",
             )
 
     @property

@@ -140,7 +140,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(f"--host {host} --port {port}: {reason}; choose another") from None
+        raise ValueError(
+            f"--host {host} --port {port}: {reason}; choose another host or port"
+        ) from None
     # Connections inherit this. asyncio sets it only for sockets that it creates itself.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -209,7 +209,7 @@ def test_downloads_from_the_hub(exported, monkeypatch):
     folders = {"user/model": str(exported["SM"])}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", folders.__getitem__)
     assert zipflm.load("user/model").perplexity(TEXT) > 1
-    with pytest.raises(ValueError, match="user/none: not a local folder, and not found"):
+    with pytest.raises(ValueError, match="user/none: not a local folder, and cannot be downloaded"):
         zipflm.load("user/none")
 
 

@@ -327,7 +327,7 @@ def test_rejects_resizing_and_static_cache(word_data, words):
     assert model.resize_token_embeddings(model.config.vocab_size) is model.get_input_embeddings()
     with pytest.raises(ValueError, match="new_num_tokens=9: the vocabulary"):
         model.resize_token_embeddings(9)
-    with pytest.raises(ValueError, match="a StaticCache does not return all tokens"):
+    with pytest.raises(ValueError, match="a StaticCache does not return exactly"):
         written(model, words, cache_implementation="static")
     cache = DynamicCache()
     written(model, words, past_key_values=cache)

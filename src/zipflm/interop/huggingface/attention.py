@@ -91,8 +91,8 @@ class View:
         keys_BHSK, values_BHSK = self._cache.update(key_BHTK, value_BHTK, layer)
         if keys_BHSK.shape[2] != self._start + key_BHTK.shape[2]:
             raise ValueError(
-                f"past_key_values: a {type(self._cache).__name__} does not return all tokens; use "
-                "a DynamicCache"
+                f"past_key_values: a {type(self._cache).__name__} does not return exactly the "
+                "tokens so far; use a DynamicCache"
             )
         return keys_BHSK, values_BHSK
 

@@ -49,7 +49,7 @@ class ZipfConfig(PretrainedConfig):
             if kwargs.setdefault(name, value) != value:
                 raise ValueError(
                     f"{name}={quoted(kwargs[name])}: the field zipflm implies {quoted(value)}; "
-                    "change it there, or leave this out"
+                    f"leave {name} out (sizes are set in that field)"
                 )
             setattr(self, name, kwargs.pop(name))
         # Tied weights are already the same tensor.

@@ -157,8 +157,8 @@ def download(repository: str) -> Path:
     except Exception as error:  # raised by several libraries
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{repository}: not a local folder, and not found on the Hugging Face Hub ({reason}); "
-            "use a run folder, a checkpoint, an exported folder or a model id"
+            f"{repository}: not a local folder, and cannot be downloaded from the Hugging Face Hub "
+            f"({reason}); use a run folder, a checkpoint, an exported folder or a model id"
         ) from None
 
 

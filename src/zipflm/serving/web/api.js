@@ -9,7 +9,7 @@ const getStorage = (kind) => {
   }
 };
 
-/* An error response. `wait` is the number of seconds before a retry, null if a retry would not help. */
+/* A failed request. `wait` is the number of seconds before a retry, null if a retry would not help. */
 class RequestError extends Error {
   constructor(status, message, wait = null) {
     super(message);

@@ -62,7 +62,7 @@ function handleError(error) {
   earliest = Date.now() + 1000 * seconds;
   clearTimeout(scoreTimer);
   scoreTimer = setTimeout(retry, 1000 * seconds);
-  const why = error.status === 0 ? error.message : `The server is busy: ${error.message}`;
+  const why = error.status === 0 ? error.message : `The server cannot answer now: ${error.message}`;
   showNotice(`${why.replace(/[.\s]*$/, ".")} Your text is kept. Trying again in ${plural(Math.round(seconds), "second")}.`, element("button", { type: "button", class: "quiet", onclick: retry }, "Try now"));
 }
 

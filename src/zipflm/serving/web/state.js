@@ -10,7 +10,7 @@ const view = {
   answers: [] /* one response per model, for the same text */,
   rows: [] /* words of the first model with { other, difference }, adjusted to edits */,
   text: "" /* the text of the rows */,
-  anchor: NO_ANCHOR /* position of the selected word; offset -1 selects the most surprising one */,
+  anchor: NO_ANCHOR /* position of the selected word; offset -1 selects the highest surprisal or difference */,
   chosen: -1,
   pointed: -1,
   alternativesOf: 0,
