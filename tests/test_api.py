@@ -174,3 +174,9 @@ def test_example_uses_only_public_names(tmp_path, capsys, monkeypatch):
     source = EXAMPLE.read_text()
     assert set(re.findall(r"zipflm\.(\w+)", source)) <= set(zipflm.__all__)
     assert len(source.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", ["factorizations", "decoders", "memory"])
+def test_compare_rejects_strings_for_lists(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}=lstm: must be a list"):
+        zipflm.compare(data=tmp_path, preset="toy", out=tmp_path / "study", **{name: "lstm"})

@@ -303,7 +303,8 @@ def compare(
     from zipflm.studies.compare import compare as run_study
     from zipflm.studies.plan import Request
 
-    for name, given in (("factorizations", factorizations), ("bands", bands), ("grid", grid)):
+    lists = {"factorizations": factorizations, "bands": bands, "decoders": decoders}
+    for name, given in (lists | {"grid": grid, "memory": memory}).items():
         if isinstance(given, str):
             raise ValueError(f"{name}={given}: must be a list, not a string")
     request = Request(

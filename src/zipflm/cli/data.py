@@ -194,12 +194,13 @@ def data_warnings(folder: DataFolder) -> Iterator[str]:
     for name, split in folder.metadata.splits.items():
         unknown = split.out_of_vocabulary / split.words
         if name != "train" and unknown > _MAX_UNKNOWN:
-            remedy = (
-                ""
-                if folder.metadata.options.vocabulary
-                else ", or lower --min-count, raise --max-size, or use sub-words (--bpe)"
-            )
+            options = folder.metadata.options
             yield (
                 f"{unknown:.1%} of the words of the {name} text are unknown; check that it is the "
-                f"same kind of text as the training text, with the same tokenization{remedy}"
+                "same kind of text as the training text, with the same tokenization"
+                + (
+                    ""
+                    if options.vocabulary or options.ids or folder.unit == "bpe"
+                    else ", or lower --min-count, raise --max-size, or use sub-words (--bpe)"
+                )
             )

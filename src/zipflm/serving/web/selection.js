@@ -109,7 +109,5 @@ function change(edit, anchor, event) {
 
 /* True if the model separates punctuation from words. */
 function splitsPunctuation() {
-  const rule = view.first.splitting?.rule;
-  if (rule) return rule !== "whitespace";
   return view.rows.some((row, i) => i > 0 && !row.isEnd && !view.rows[i - 1].isEnd && row.start === view.rows[i - 1].end);
 }
