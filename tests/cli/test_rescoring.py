@@ -93,7 +93,7 @@ def test_tuning_prints_a_table_and_applies_the_weights(call):
         ("list.tsv --weights am=1", "--weights, --tune: no score am; choose from ac, lm, words"),
         ("list.tsv --reference refs --tune am", "--tune: no score am; choose from ac, lm, words"),
         ("list.tsv --format htk", "--format htk: choose from kaldi, moses, jsonl, tsv"),
-        ("refs", "refs: unknown --format: choose from kaldi"),
+        ("refs", "refs: needs --format: choose from kaldi"),
         ("list.tsv --format jsonl", "list.tsv: line 1: is not a JSON object"),
         ("absent.tsv", "absent.tsv: no such file"),
         ("list.tsv --tune lm", "--tune: needs --reference"),
@@ -172,7 +172,7 @@ def test_stdout_has_only_scores_with_out_dash(call, scores):
         ("a.tsv b.tsv --dtype float32", "--dtype: not for score files; leave it out"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers separated by commas"),
-        ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but a.tsv: line 3"),
+        ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but in a.tsv, "),
         ("a.tsv b.tsv --out b.tsv", "--out b.tsv: is also an input file"),
     ],
 )

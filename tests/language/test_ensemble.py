@@ -80,7 +80,7 @@ def test_json_lines(write, tmp_path):
 
 def test_rejects_different_texts(write):
     other = ["the cat sat", "", "the rat"]
-    message = "b: line 8: 'rat' is word 2 of text line 3, but .*a: line 8: 'dog' is word 2"
+    message = "b: line 8: 'rat' is word 2 of text line 3, but in .*a, 'dog' is word 2"
     with pytest.raises(ValueError, match=message):
         ensemble([write("a", A), write("b", B, other)])
     with pytest.raises(ValueError, match="b: ends where .*a continues at line 6"):
@@ -96,7 +96,7 @@ def test_rejects_different_line_breaks(write):
 
 def test_notes_different_protocols(write):
     found = ensemble([write("a", A), write("b", B, lines="running")])
-    assert len(found.notes) == 1 and "different lines: independent (" in found.notes[0]
+    assert len(found.notes) == 1 and "different values of lines: independent (" in found.notes[0]
     assert "note: scored with different values of lines" in found.as_text()
     assert ensemble([write("a", A), write("b", B, checkpoint="x")]).notes == ()
 
@@ -145,7 +145,7 @@ def test_weight_0_ignores_a_model():
     ("weights", "message"),
     [
         ([1], "weights=1: 1 weights for 2 files"),
-        ([1, -1], "weights=1,-1: must be 0 or more"),
+        ([1, -1], "weights=1,-1: must be finite, 0 or more"),
         ([0, 0], "weights=0,0: must be finite, 0 or more, and not all 0"),
     ],
 )

@@ -86,7 +86,7 @@ def test_rejects_non_integer_ids(dtype):
 
 
 def test_rejects_padding_outside_the_head():
-    with pytest.raises(ValueError, match="padding_idx=10: must be a word of the head"):
+    with pytest.raises(ValueError, match="padding_idx=10: must be an id of the head"):
         AdaptiveEmbedding(BANDS, padding_idx=10)
 
 

@@ -69,7 +69,7 @@ def score(
     ] = "",
     lines: Annotated[
         str,
-        Option(help="Score each line as a text (independent) or each file as a text (running)."),
+        Option(help="Score each line (independent) or each file (running) as one text."),
     ] = "independent",
     ends: Annotated[
         bool, Option("--ends/--no-ends", help="Include line ends in rows and sums.")
@@ -92,19 +92,21 @@ def score(
     from zipflm.language.score_command import ScoreOptions, score_files
 
     if as_json and output_format != "tsv":
-        raise ValueError(f"--json: cannot be combined with --format {output_format}; use one")
+        raise ValueError(
+            f"--json: cannot be combined with --format {output_format}; use one of them"
+        )
     check_argument_order(run, texts or ())
     names = expand(texts or ["-"])
     options = ScoreOptions(
-        per=per,  # type: ignore[arg-type]  # checked there
-        format="jsonl" if as_json else output_format,  # type: ignore[arg-type]  # checked there
+        per=per,  # type: ignore[arg-type]  # checked by ScoreOptions
+        format="jsonl" if as_json else output_format,  # type: ignore[arg-type]  # checked by ScoreOptions
         bits=in_bits,
         log10=log10,
         ends=ends,
-        lines=lines,  # type: ignore[arg-type]  # checked there
+        lines=lines,  # type: ignore[arg-type]  # checked by ScoreOptions
         prefix=prefix,
         top=top,
-        errors=errors,  # type: ignore[arg-type]  # checked there
+        errors=errors,  # type: ignore[arg-type]  # checked by ScoreOptions
         encoding=encoding,
     )
     lm = load(
@@ -136,7 +138,8 @@ def generate(
     ] = 1.0,
     top_k: Annotated[int, Option(help="Sample from the K most likely words (0: all).")] = 0,
     top_p: Annotated[
-        float, Option(help="Sample from the most likely words with this total probability.")
+        float,
+        Option(help="Sample from the most likely words up to this total probability."),
     ] = 1.0,
     seed: Annotated[
         int | None, Option(help="Seed for reproducible texts.", show_default="random")
@@ -197,8 +200,8 @@ def generate(
     if generator.has_slid:
         blocks = lm.engine.blocks
         print_error(
-            f"warning: the text is longer than the block of {blocks.block} tokens; later words "
-            f"depend only on the {blocks.context} or more tokens before them"
+            f"warning: the text is longer than the block of {blocks.block} tokens; for later "
+            f"words, the model sees only part of the text, at least {max(blocks.context, 1)} tokens"
         )
 
 
@@ -225,7 +228,7 @@ def rescore(
         Option(
             help="Weights of the model's score (lm), the number of words (words) and the scores "
             "in the list, e.g. lm=0.7,words=-0.2.",
-            show_default="lm=1, words=0, total=1 if the list has a total, else 1 for each score",
+            show_default="lm=1, words=0; total=1 if the list has a total, else each score=1",
         ),
     ] = None,
     reference: Annotated[
@@ -254,7 +257,7 @@ def rescore(
     ] = None,
     scores_out: Annotated[
         str | None,
-        Option(help="For kaldi: write each hypothesis id with model score and total here."),
+        Option(help="For kaldi: file for the id, model score and total of each hypothesis."),
     ] = None,
     one_best: Annotated[
         bool, Option("--one-best", help="Write only the best hypothesis of each utterance.")
@@ -326,4 +329,4 @@ def _write_rows(rows: Iterable[str]) -> None:
     if sys.stdout.isatty():
         rows = ("\t".join(map(one_line, row.split("\t"))) for row in rows)
     sys.stdout.writelines(f"{row}\n" for row in rows)
-    sys.stdout.flush()  # a program at the other end of a pipe can be waiting
+    sys.stdout.flush()  # a program at the other end of a pipe may be waiting

@@ -79,7 +79,7 @@ class Kaldi(Format):
     """Lines `utterance-N words`; scores are in companion files, `utterance-N number`."""
 
     def __init__(self, scores: Mapping[str, str], costs: Mapping[str, str]) -> None:
-        """`scores` and `costs` are companion files by score name. Costs are negated."""
+        """`scores` and `costs` map score names to companion files. Costs are negated."""
         self._files = {name: (file, 1.0, numbered_lines(file)) for name, file in scores.items()}
         self._files |= {name: (file, -1.0, numbered_lines(file)) for name, file in costs.items()}
 
@@ -88,7 +88,7 @@ class Kaldi(Format):
         ranked = _RANKED.fullmatch(key)
         if ranked is None:
             raise ValueError(
-                f"{unquoted(key)} is not an utterance, a hyphen and a rank from 1 (utt7-1)"
+                f"{unquoted(key)} does not have the form UTTERANCE-RANK, with ranks from 1 (utt7-1)"
             )
         scores = {
             name: sign * _next_score(file, lines, key)
@@ -121,7 +121,7 @@ class Moses(Format):
         fields = [field.strip() for field in line.split("|||")]
         if len(fields) < 4:
             raise ValueError(
-                f"has {len(fields)} fields, not 4 or more: id ||| words ||| features ||| total"
+                f"has {len(fields)} of at least 4 fields: id ||| words ||| features ||| total"
             )
         key = _check_key(fields[0])
         scores = _features(fields[2])
@@ -198,8 +198,8 @@ class Table(Format):
         for name in ("id", "text"):
             if name not in columns:
                 raise ValueError(
-                    f"has no column {name}; the first line must be a header with id, text and the "
-                    f"names of the scores, separated by tabs, not {quoted(line)}"
+                    f"has no column {quoted(name)}; the first line must be a header with id, text "
+                    f"and the names of the scores, separated by tabs, not {quoted(line)}"
                 )
         invalid = [name for name in columns if columns.count(name) > 1 or not name]
         if invalid:
@@ -254,7 +254,7 @@ def _number(label: str, value: Any) -> float:
 
 def _check_key(key: str) -> str:
     if not key or key.split() != [key]:
-        raise ValueError(f"the id must be a word without spaces, not {quoted(key)}")
+        raise ValueError(f"the id must not be empty or contain whitespace, not {quoted(key)}")
     return key
 
 
@@ -270,13 +270,13 @@ class NBest:
         costs: Mapping[str, str] | None = None,
         encoding: str = UTF_8,
     ) -> None:
-        """`format` is inferred from the file name by default. `scores` and `costs` are companion
-        files for Kaldi, by score name."""
+        """`format` is inferred from the file name by default. For Kaldi, `scores` and `costs` map
+        score names to companion files."""
         self.name: str = name
         self.encoding: str = check_encoding(encoding)
         format = format or _ending(name)
         if format not in get_args(FormatName):
-            problem = f"--format {format}" if format else f"{shown(name)}: unknown --format"
+            problem = f"--format {format}" if format else f"{shown(name)}: needs --format"
             raise ValueError(f"{problem}: choose from {', '.join(get_args(FormatName))}")
         self.format_name: FormatName = format  # type: ignore[assignment]
         self.format: Format = _new_format(self.format_name, scores or {}, costs or {})
@@ -292,7 +292,7 @@ class NBest:
     def utterances(self) -> Iterator[list[Entry]]:
         """Yield the list of entries of each utterance. Can only be called once.
 
-        Raises ValueError with file and line for invalid input.
+        Raises ValueError for invalid input, with the file and line.
         """
         first_lines: dict[str, int] = {}
         entries: list[Entry] = []
@@ -311,7 +311,7 @@ class NBest:
                 yield entries
             entries = [entry]
         if not entries:
-            raise ValueError(f"{shown(self.name)}: no hypotheses; name another file")
+            raise ValueError(f"{shown(self.name)}: the file is empty; use another file")
         yield entries
 
     def _entries(self) -> Iterator[Entry]:
@@ -322,7 +322,7 @@ class NBest:
                 entry = self.format.parse_entry(number, line)
                 if WORDS in entry.scores:
                     raise ValueError(
-                        f"has a score {WORDS}, a name reserved for the word count; rename it"
+                        f"the score name {WORDS} is reserved for the word count; rename it"
                     )
             except ValueError as error:
                 raise ValueError(f"{shown(self.name)}: line {number}: {error}") from None
@@ -347,7 +347,7 @@ def read_references(
             )
         references[utterance] = words
     if not any(references.values()):
-        raise ValueError(f"{shown(name)}: no words; name a file of transcripts")
+        raise ValueError(f"{shown(name)}: contains no words; use a file of transcripts")
     return references
 
 
@@ -380,7 +380,7 @@ def _new_format(name: FormatName, scores: Mapping[str, str], costs: Mapping[str,
         return Kaldi(scores, costs)
     if scores or costs:
         raise ValueError(
-            f"--scores, --costs: only for --format kaldi; leave them out, lists of --format {name} "
+            f"--scores, --costs: only for --format kaldi; leave them out, because {name} lists "
             "contain their scores"
         )
     return {"moses": Moses, "jsonl": JsonLines, "tsv": Table}[name]()

@@ -93,11 +93,11 @@ class AdaptiveEmbedding(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
-        """`out_dim` is the width of the result (default: `bands.dim`). The vector of
-        `padding_idx`, a word of the head, starts at zero and gets no gradient, as in
-        `nn.Embedding`. With `sparse`, the tables,
-        but not the projections, have sparse gradients for `torch.optim.SparseAdam`. A band without
-        words in the batch then has a gradient of 0 for its first row."""
+        """`out_dim` is the width of the result (default: `bands.dim`). `padding_idx` must be an id
+        of the head; its vector starts at zero and gets no gradient, as in `nn.Embedding`. With
+        `sparse`, the tables, but not the projections, have sparse gradients for
+        `torch.optim.SparseAdam`; a band without words in the batch then has an explicit gradient
+        of zero for its first row."""
         super().__init__()
         self.bands: Bands = bands
         self.padding_idx: int | None = padding_idx
@@ -105,7 +105,7 @@ class AdaptiveEmbedding(nn.Module):
         self.out_dim: int = bands.dim if out_dim is None else out_dim
         if padding_idx is not None and not 0 <= padding_idx < bands.sizes[0]:
             raise ValueError(
-                f"padding_idx={padding_idx}: must be a word of the head, 0 to {bands.sizes[0] - 1}"
+                f"padding_idx={padding_idx}: must be an id of the head, 0 to {bands.sizes[0] - 1}"
             )
         self.embeddings: nn.ParameterList = nn.ParameterList(
             nn.Parameter(torch.empty(size, width, device=device, dtype=dtype))
@@ -224,12 +224,13 @@ class CharacterEmbedding(nn.Module):
         padding_idx: int = 1,
         symbol_ids: tuple[int, int] = (2, 3),
     ):
-        """`spellings_VC` holds the bytes of every word, increased by 1 and padded with 0. All
-        values are below `num_symbols`. `symbol_ids` are the words with learned vectors."""
+        """`spellings_VC` holds the bytes of every word, each plus 1, with markers if any, and
+        padded with 0. All values are below `num_symbols`. `symbol_ids` are the words with learned
+        vectors."""
         super().__init__()
         self.padding_idx: int = padding_idx
         self.symbol_ids: tuple[int, int] = symbol_ids
-        # Not saved, because it can be rebuilt from the vocabulary in every checkpoint.
+        # Not saved: it can be rebuilt from the vocabulary, which every checkpoint contains.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
         self.bytes: nn.Parameter = nn.Parameter(torch.empty(num_symbols, char_dim))
@@ -272,7 +273,7 @@ class CharacterEmbedding(nn.Module):
     def forward(self, words: Tensor | UniqueTokens) -> Tensor:
         if isinstance(words, UniqueTokens):
             hidden_UD = self._embed(words.ids_U)
-            # In float32, because the backward pass sums over all positions of a frequent word.
+            # In float32 or more, because the backward pass sums over all positions of a word.
             exact_UD = hidden_UD.to(statistics_dtype(hidden_UD.dtype))
             return F.embedding(words.indices_BT, exact_UD).to(hidden_UD.dtype)
         return self._embed(words.reshape(-1)).view(*words.shape, self.projection.out_features)
@@ -302,8 +303,8 @@ class CharacterEmbedding(nn.Module):
 class _PooledConvolution(nn.Module):
     """A convolution over the bytes of a word, max-pooled.
 
-    `conv2d` keeps the channels-last layout of an embedding. `conv1d` would transpose it back and
-    forth, which makes the embedding 2.6 times slower on a GPU and 1.5 times slower on a CPU.
+    `conv2d` keeps the channels-last layout of the looked-up vectors. `conv1d` would transpose them
+    back and forth, making the embedding 2.6 times slower on a GPU and 1.5 times slower on a CPU.
     """
 
     def __init__(self, char_dim: int, num_features: int, num_bytes: int) -> None:
@@ -317,8 +318,8 @@ class _PooledConvolution(nn.Module):
 
 
 def _carry_bias(tensor: Tensor, generator: Generator | None = None) -> None:
-    """Set the bias of the gates to 1 and the others to 0, so that highway layers initially pass on
-    most of their input."""
+    """Set the biases of the gates to 1 and all other biases to 0, so that highway layers initially
+    pass most of their input through."""
     transform, gate = tensor.chunk(2)
     nn.init.zeros_(transform)
     nn.init.ones_(gate)

@@ -43,13 +43,13 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Statistics of the updates since the last report."""
+    """Statistics of the updates since the previous report, and totals of the run so far."""
 
     update: int
     epoch: float
     """Passes over the training text so far."""
     seconds: float
-    """Training time so far, without validation and checkpoints."""
+    """Training time so far, excluding validation and checkpoints."""
     token_unit: Unit
     loss: float | None
     """Training loss in nats per token. None if it is not finite or every update was skipped."""
@@ -57,21 +57,21 @@ class Report:
     perplexity: float | None
     """Per word."""
     learning_rate: float
-    """Learning rate of the first parameter group: all weights with Nesterov, otherwise usually the
-    matrices of the decoder layers."""
+    """Learning rate of the first parameter group. With Nesterov, it contains all weights;
+    otherwise, usually the matrices of the decoder layers."""
     grad_norm: float | None
     """Gradient norm of the last update that was not skipped, before clipping."""
     tokens_per_second: float
     data_share: float
     """Fraction of the time spent waiting for data."""
     skipped: int
-    """Number of skipped updates in the entire run: their loss or gradient was not finite."""
+    """Number of updates of the run that were skipped because of a non-finite loss or gradient."""
     block: int
     """Current block length."""
     memory: int
-    """Peak GPU memory that the process allocated, or its peak host memory, in bytes."""
+    """Peak memory of the process in bytes: allocated GPU memory on a GPU, else host memory."""
     seconds_left: float
-    """Estimated training time left, without validation and checkpoints."""
+    """Estimated training time left, excluding validation and checkpoints."""
     flop_utilisation: float | None = None
     """Achieved fraction of the devices' peak FLOP/s. None if the peak is unknown."""
     compiled: bool | None = None
@@ -79,8 +79,9 @@ class Report:
     compile_seconds: float = 0.0
     """Part of `seconds` spent compiling the model."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread, without compilation. It is much less than `seconds` if
-    other processes used the CPU. None on a GPU or with several processes."""
+    """CPU time of the training thread, excluding compilation. If it is much less than
+    `seconds - compile_seconds`, other processes probably used the CPU. None on a GPU or with
+    several processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ LogLine = Annotated[Report | Validation, ByKind()]
 
 @dataclass(frozen=True)
 class Position:
-    """Position in the training data, in batches of all processes."""
+    """Position in the training data, counted in batches of all processes together."""
 
     epoch: int = 0
     consumed: int = 0

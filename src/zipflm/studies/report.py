@@ -45,7 +45,7 @@ def write_report(study: Study, out: Path) -> Path:
 
 def require_report_folder(out: Path, *, is_study: bool = False) -> None:
     """Raise ValueError if a folder contains a run, data or (unless `is_study`) study members."""
-    contents = {"config.json": "a run", "data.json": "data"}
+    contents = {"config.json": "a run", "data.json": "prepared data"}
     if not is_study:
         contents[MEMBERS] = "a study"
     for name, content in contents.items():
@@ -153,7 +153,7 @@ def _model(row: ModelRow, study: Study, style: Style) -> dict[str, Any]:
 def _bin_sets(
     study: Study, bins: Sequence[FrequencyBin], *, previous: bool
 ) -> list[dict[str, Any]]:
-    """Return the bins of the study, then those of the paper if it has any of the models."""
+    """Return the bins of the study, then the paper's for each dataset with any of its models."""
     study_bins = {"name": "this study", "reference": study.reference, "bins": bins}
     labels = {row.label for row in study.rows}
     of_paper = [
@@ -184,7 +184,7 @@ _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
-    | {"[": "{[}", "*": "{*}"}  # LaTeX would read these as arguments of a line break
+    | {"[": "{[}", "*": "{*}"}  # after \\, these would change the line break
     | {"\u00b1": r"$\pm$", "\u2212": "$-$", "\u00a0": "~"}
 )
 
