@@ -51,6 +51,15 @@ def test_wikipedia_track_runs_from_text_to_perplexity(tmp_path, recipe, text):
 
 
 @pytest.mark.slow
+def test_factorizations_of_the_wikipedia_track_run_from_text_to_report(tmp_path):
+    text = write_text(tmp_path / "text", "part0.tokens")
+    run("wikipedia-data.sh", tmp_path, text, "data")
+    some = ("--factorizations", "BPE-T,ADP-T", "--equal", "seconds")
+    printed = run("wikipedia-factorizations.sh", tmp_path, text, "data", "study", *TOY, *some)
+    assert "report: study/report.html" in printed
+
+
+@pytest.mark.slow
 def test_wikitext_2_runs_from_text_to_report(tmp_path):
     text = write_text(tmp_path / "text", "wiki.train.tokens")
     some = ("--factorizations", "BPE,ADP-T", "decoder.num_heads=2")
