@@ -1,8 +1,4 @@
-"""`zipflm report`: write a report on existing runs, or rewrite the report of a study.
-
-Rewriting needs no weights, only `table.json`, the data folder, and the config, log, versions and
-saved scores of every member.
-"""
+"""`zipflm report`: write a report on existing runs, or rewrite the report of a study."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from zipflm.studies.compare import FULL_DISK_REMEDY, scored_splits, split_text
 from zipflm.studies.members import (
     StudyMember,
     make_member,
-    saved_scores,
+    score_once,
     score_run,
 )
 from zipflm.studies.plan import (
@@ -49,7 +45,10 @@ def is_study(path: Path) -> bool:
 
 
 def redraw(study: Path, data: Path, out: Path) -> Study:
-    """Rebuild the study in the folder `study` and write its report to `out`."""
+    """Write the report of the study in a folder to `out`.
+
+    Members are listed in `table.json`. Those without saved scores are scored.
+    """
     table = load_object(read_file(study / TABLE))
     words = open_words(data)
     splits = scored_splits(words)
@@ -58,7 +57,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         try:
             redrawn = build_study(
                 [
-                    _saved_member(study, row, member, words, splits)
+                    _member_of(study, row, member, words)
                     for row in table["rows"]
                     for member in row["members"]
                 ],
@@ -77,31 +76,27 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         return redrawn
 
 
-def _saved_member(
-    study: Path,
-    row: dict[str, Any],
-    member: dict[str, Any],
-    words: DataFolder,
-    splits: Sequence[str],
+def _member_of(
+    study: Path, row: dict[str, Any], member: dict[str, Any], words: DataFolder
 ) -> StudyMember:
     """Return a member from its entry in `table.json`."""
     # The study may have been moved.
     _, _, inside = member["run"].rpartition(f"{MEMBERS}/")
-    run, problem = RunFolder(study / MEMBERS / inside), member["problem"]
-    if run.holds_a_run:
-        config = run.config()
-    elif problem:  # the member was not trained
-        config = from_dict(Config, member["config"])
-    else:
-        raise ValueError(f"{run.path}: this run of the study is missing; restore it")
+    config, problem = from_dict(Config, member["config"]), member["problem"]
     data = words
     if config.batches.unit != "word":
         data = open_bpe_data(words, "repeat the study without these models")
     plan = Plan(
-        label=row["model"], factorization=row["factorization"], config=config, data=data, run=run
+        label=row["model"],
+        factorization=row["factorization"],
+        config=config,
+        data=data,
+        run=RunFolder(study / MEMBERS / inside),
+        memory=tuple(row["model"].split(MEMORY_MARK)[1:]),
     )
-    memory = tuple(row["model"].split(MEMORY_MARK)[1:])
-    scored = None if problem else saved_scores(run.path, data, splits, memory)
+    splits = scored_splits(words)
+    options = ScoringOptions(memory=plan.memory)
+    scored = None if problem else score_once(plan.run.path, data, splits, options)
     return make_member(plan, words, splits[-1], scored=scored, problem=problem)
 
 
