@@ -12,7 +12,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.distributed import processes
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.messages import read_file
-from zipflm.presets import DATASETS, FACTORIZATIONS, preset
+from zipflm.presets import FACTORIZATIONS
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.load import load_run
@@ -25,6 +25,7 @@ from zipflm.studies.members import (
     score_once,
     score_run,
 )
+from zipflm.studies.paper import GPUS, comparison_row
 from zipflm.studies.plan import (
     MEMBERS,
     MEMORY_MARK,
@@ -119,8 +120,9 @@ def analyze(
         words = open_words(data)
         scored_splits(words)
         opened_runs = _open_runs(runs, checkpoint, words)
-        for plan, _ in opened_runs:
-            _require_valid_contexts(plan, context_sizes, options)
+        for plan, _ in opened_runs:  # an invalid context size is an error
+            for size in context_sizes:
+                replace(options, context=size).blocks(plan.config)
         return words, opened_runs
 
     with processes.started(options.device) as process:
@@ -191,19 +193,13 @@ def _open_runs(
 
 
 def dataset_of_paper(configs: Sequence[Config]) -> str:
-    """Return the paper's dataset if all configs are its base-size models, else an empty string."""
-    for name, dataset in DATASETS.items():
-        if dataset.is_of_the_paper and all(_is_model_of(config, name) for config in configs):
-            return name
-    return ""
+    """Return the paper's dataset if all models are in its table, else an empty string."""
 
+    def is_listed(config: Config, dataset: str) -> bool:
+        row = comparison_row(dataset, config.factorization(config.batches.unit) or "")
+        return row is not None and row.matches(config.num_params())
 
-def _is_model_of(config: Config, dataset: str) -> bool:
-    """Return whether a config has the factorization and parameter count of a base-size model."""
-    kind = config.factorization(config.batches.unit)
-    if kind not in FACTORIZATIONS:
-        return False
-    return config.num_params() == preset(dataset, kind).num_params()
+    return next((name for name in GPUS if all(is_listed(c, name) for c in configs)), "")
 
 
 def _score(
@@ -221,27 +217,16 @@ def _score(
         plan, words, splits[-1], scored=score_run(run, plan.data, splits, options, share)
     )
     contexts = []
-    block = options.blocks(plan.config).block
     for size in context_sizes:
-        chosen = replace(options, block=block, context=size)
+        chosen = replace(options, context=size)
         scores = score_run(run, plan.data, splits, chosen, share).splits
         contexts.append(
             ContextScore(
                 label=plan.label,
                 train_block=plan.config.batches.block,
-                block=block,
+                block=chosen.blocks(plan.config).block,
                 context=size,
                 perplexity={s: perplexity(float(w.nll.mean())) for s, w in scores.items()},
             )
         )
     return member, contexts
-
-
-def _require_valid_contexts(plan: Plan, sizes: Sequence[int], options: ScoringOptions) -> None:
-    block = options.blocks(plan.config).block
-    for size in sizes:
-        if not 0 <= size < block:
-            raise ValueError(
-                f"context_sizes={size}: {plan.run.path} is scored in blocks of {block} tokens; "
-                f"give 0 to {block - 1}, or a larger block"
-            )
