@@ -87,8 +87,8 @@ def _mixed_styles() -> Iterator[Style]:
 Point = tuple[float, float | None]
 INK = "#16181d"
 _MAX_DRAWN_PERPLEXITY = 1e130
-_MARGIN = 0.05
-"""Space above the highest point of a curve, in nats."""
+_MARGIN = 0.5
+"""Space above the second half of the curves, in nats."""
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
