@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from zipflm.settings import to_dict
 from zipflm.storage import atomic_write_text
@@ -62,7 +63,7 @@ def html(study: Study) -> str:
         styles=list(styles_by_label(study).values()),
         row_indices={row.label: i for i, row in enumerate(study.rows)},
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
-        data=plain(chart_data(study)),
+        data=_plain(chart_data(study)),
     )
 
 
@@ -253,7 +254,7 @@ def to_json(study: Study) -> dict[str, Any]:
         "paper_findings": paper_findings(study),
         "tried": study.tried,
     }
-    return dict(plain(content))
+    return dict(_plain(content))
 
 
 def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
@@ -300,16 +301,6 @@ def _member(member: StudyMember) -> dict[str, Any]:
     }
 
 
-def plain(value: Any) -> Any:
-    """Convert to JSON types: dataclasses to dictionaries, infinity and NaN to None.
-
-    >>> plain({"loss": [1.5, math.inf]})
-    {'loss': [1.5, None]}
-    """
-    if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(value: Any) -> Any:
+    """Convert to JSON types: dataclasses to dictionaries, infinity and NaN to None."""
+    return to_jsonable_python(value, inf_nan_mode="null")
