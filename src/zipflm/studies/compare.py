@@ -37,7 +37,6 @@ from zipflm.studies.budgets import (
 from zipflm.studies.members import (
     StudyMember,
     make_member,
-    measure_streaming,
     score_once,
 )
 from zipflm.studies.plan import (
@@ -75,8 +74,6 @@ class Runner:
     validate_fully: bool
     """Whether to score the full validation set at the end of training, to choose settings. The
     members of the report are always scored on all of it."""
-    measure_streaming: bool
-    """Whether to measure the speed of scoring word by word."""
     stopped: bool = False
     """True after a signal. The remaining plans are not trained."""
 
@@ -107,11 +104,8 @@ class Runner:
             display.set_stage(plan, "scoring")
             options = ScoringOptions(device=self.process.device.type, memory=plan.memory)
             scored = score_once(plan.run.path, plan.data, splits, options, self.process)
-            if not self.process.is_first:  # only the first process writes the report
-                return None
-            if self.measure_streaming:
-                measure_streaming(plan, scored)
-            return make(scored=scored)
+            # Only the first process writes the report.
+            return make(scored=scored) if self.process.is_first else None
 
         member = None
         _, problem = self._try(plan, partial(self._train_rest, plan, display))
@@ -209,13 +203,7 @@ def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
                 # With equal times, the number of updates is not known yet.
                 check_plan(plan, process, check_folder=not is_timed)
             process.run_on_first(lambda: require_report_folder(out, is_study=True))
-            runner = Runner(
-                words,
-                process,
-                device,
-                validate_fully=bool(grid),
-                measure_streaming=bool(request.decoders),
-            )
+            runner = Runner(words, process, device, validate_fully=bool(grid))
             plans, tried = _final_plans(plans, grid, request, runner)
             for plan in plans if not runner.stopped else ():
                 check_plan(plan, process)

@@ -279,7 +279,6 @@ _MEMBER_FIELDS = (
     "updates",
     "words_seen",
     "tokens_per_second",
-    "streaming_words_per_second",
     "memory",
     "compiled",
 )

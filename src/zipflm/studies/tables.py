@@ -69,13 +69,6 @@ def columns(study: Study) -> list[Column]:
         _mean_column("compilation", "compile_seconds", duration, is_optional=True),
         _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format),
         _number_column("memory", "training", lambda row: row.memory, memory),
-        _mean_column(
-            "words/s",
-            "streaming_words_per_second",
-            "{:,.0f}".format,
-            group="streaming",
-            is_optional=True,
-        ),
         _text_column("input", lambda row: row.layers[0]),
         _text_column("output", lambda row: row.layers[1]),
     ]
