@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -268,36 +268,21 @@ def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-_MEMBER_FIELDS = (
-    "seed",
-    "run",
-    "checkpoint",
-    "problem",
-    "seconds",
-    "cpu_seconds",
-    "compile_seconds",
-    "updates",
-    "words_seen",
-    "tokens_per_second",
-    "memory",
-    "compiled",
-)
-
-
 def _member(member: StudyMember) -> dict[str, Any]:
-    return {name: getattr(member, name) for name in _MEMBER_FIELDS} | {
-        "scores": {
-            split: {
-                "perplexity": score.perplexity,
-                "known_perplexity": score.known_perplexity,
-                "loss": score.loss,
-                "protocol": score.protocol.by_name(),
-            }
-            for split, score in member.scores.items()
-        },
-        "config": to_dict(member.config),
-        "versions": to_dict(member.versions) if member.versions else None,
+    left_out = ("label", "factorization", "nll", "curve")  # in the row, or too large
+    values = {f.name: getattr(member, f.name) for f in fields(member) if f.name not in left_out}
+    scores = {
+        split: {
+            "perplexity": score.perplexity,
+            "known_perplexity": score.known_perplexity,
+            "loss": score.loss,
+            "protocol": score.protocol.by_name(),
+        }
+        for split, score in member.scores.items()
     }
+    versions = to_dict(member.versions) if member.versions else None
+    config = to_dict(member.config)
+    return values | {"seed": member.seed, "scores": scores, "config": config, "versions": versions}
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -55,54 +55,44 @@ PAPER = "the paper's"
 def columns(study: Study) -> list[Column]:
     """Return the columns of the comparison. Optional columns without values are left out."""
     columns = [
-        _text_column("model", lambda row: row.label),
+        _column("model", "", lambda row: row.label, is_number=False),
         *_perplexity_columns(study),
-        _number_column("all", "parameters", lambda row: row.num_params, millions),
+        _column("all", "parameters", lambda row: row.num_params, millions),
         *(
-            _number_column(part, "parameters", partial(ModelRow.params_of, part=part), millions)
+            _column(part, "parameters", partial(ModelRow.params_of, part=part), millions)
             for part in ("input", "decoder", "output")
         ),
-        _mean_column("updates", "updates", "{:,.0f}".format, group=""),
-        _mean_column("words seen", "words_seen", "{:,.0f}".format, group=""),
-        _mean_column("time", "seconds", duration),
-        _mean_column("CPU time", "cpu_seconds", duration, is_optional=True),
-        _mean_column("compilation", "compile_seconds", duration, is_optional=True),
-        _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format),
-        _number_column("memory", "training", lambda row: row.memory, memory),
-        _text_column("input", lambda row: row.layers[0]),
-        _text_column("output", lambda row: row.layers[1]),
+        _column("updates", "", "updates", "{:,.0f}".format),
+        _column("words seen", "", "words_seen", "{:,.0f}".format),
+        _column("time", "training", "seconds", duration),
+        _column("CPU time", "training", "cpu_seconds", duration, is_optional=True),
+        _column("compilation", "training", "compile_seconds", duration, is_optional=True),
+        _column("tokens/s", "training", "tokens_per_second", "{:,.0f}".format),
+        _column("memory", "training", lambda row: row.memory, memory),
+        _column("input", "", lambda row: row.layers[0], is_number=False),
+        _column("output", "", lambda row: row.layers[1], is_number=False),
     ]
     columns += _paper_columns(study) if any(row.paper for row in study.rows) else []
     return [c for c in columns if not c.is_optional or any(c.value(row) for row in study.rows)]
 
 
-def _text_column(title: str, text: Callable[[ModelRow], str]) -> Column:
-    return Column(title, "", text, text, is_number=False)
-
-
-def _number_column(
+def _column(
     title: str,
     group: str,
-    value: Callable[[ModelRow], float | None],
-    text: Callable[[Any], str],
-) -> Column:
-    def format_value(row: ModelRow) -> str:
-        number = value(row)
-        return EMPTY if number is None else text(number)
-
-    return Column(title, group, value, format_value)
-
-
-def _mean_column(
-    title: str,
-    field: str,
-    text: Callable[[Any], str],
+    value: Callable[[ModelRow], Value] | str,
+    form: Callable[[Any], str] = str,
     *,
-    group: str = "training",
+    is_number: bool = True,
     is_optional: bool = False,
 ) -> Column:
-    column = _number_column(title, group, lambda row: row.mean(field), text)
-    return replace(column, is_optional=is_optional)
+    """Return a column of values, or of the mean over seeds of the field named `value`."""
+    find = partial(ModelRow.mean, name=value) if isinstance(value, str) else value
+
+    def text(row: ModelRow) -> str:
+        found = find(row)
+        return EMPTY if found is None else form(found)
+
+    return Column(title, group, find, text, is_number=is_number, is_optional=is_optional)
 
 
 def _perplexity_columns(study: Study) -> list[Column]:
@@ -169,7 +159,7 @@ def _difference_column(study: Study) -> Column:
 
 def _paper_columns(study: Study) -> list[Column]:
     def column(title: str, value: Callable[[PaperModel], float | None], text: str) -> Column:
-        return _number_column(
+        return _column(
             title, PAPER, lambda row: value(row.paper) if row.paper else None, text.format
         )
 
@@ -204,7 +194,7 @@ def comparison(study: Study) -> Grid:
     """Return the comparison, with a column for problems if there are any."""
     shown = columns(study)
     if study.missing:
-        shown.append(_text_column("problem", lambda row: row.problem))
+        shown.append(_column("problem", "", lambda row: row.problem, is_number=False))
     return Grid([c.name for c in shown], [[c.text(row) for c in shown] for row in study.rows])
 
 
