@@ -141,7 +141,7 @@ def test_page_starts_with_headline_and_lead(study):
     page = html(study)
     assert f"<h1>{headline(study)}</h1>" in page and study.title in page.split("<h1>")[0]
     assert f'<p class="lead">{lead(study)}</p>' in page
-    assert "One seed per model" in page and "One seed per model" not in html(example.study(seeds=2))
+    assert "With one seed, " in page and "With one seed, " not in html(example.study(seeds=2))
 
 
 def test_marks_rows_level_with_the_best():

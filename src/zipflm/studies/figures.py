@@ -142,7 +142,7 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
 def bar_chart(
     bins: Sequence[FrequencyBin], style_by_label: Mapping[str, Style], title: str, by: str
 ) -> Figure:
-    """Draw the loss per bin, one bar per model, with intervals. Outliers are cut and labeled."""
+    """Draw the loss per bin, one bar per model, with intervals. Very long bars are cut."""
     bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
     xlabel = f"frequency of the {by} in training (below: number of scored words)"
     figure, axes = _new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
@@ -181,20 +181,14 @@ def bar_chart(
 
 
 def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
-    """Return the upper end of the axis if outliers would flatten the other bars, else None.
-
-    The limit is based on the median over models of their highest bar except UNK, as in `report.js`.
-    """
-    highest: dict[str, float] = {}
-    for b in bins:
-        for label, loss in b.loss.items():
-            if loss is not None and b.name != "UNK":
-                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
-    if not highest:
-        return None
-    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
-    largest = max(loss for b in bins for loss in b.loss.values() if loss is not None)
-    return limit if largest > 1.1 * limit else None
+    """Return the upper end of the axis if the losses of unknown words would flatten the other bars,
+    else None."""
+    highest = {
+        b.name: max([loss for loss in b.loss.values() if loss is not None] or [0.0]) for b in bins
+    }
+    unknown = highest.pop("UNK", 0.0)
+    limit = 1.3 * max(highest.values(), default=unknown)
+    return limit if unknown > limit else None
 
 
 def learning_curves(study: Study) -> Figure:

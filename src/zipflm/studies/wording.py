@@ -93,9 +93,6 @@ def lead(study: Study) -> str:
     text = ", ".join(parts) + "."
     if "held equal" in study.protocol:
         text += f" Equal for all models: {study.protocol['held equal']}."
-    if study.differences and any(len(row.scored) == 1 for row in study.finished):
-        subject = "One seed per model" if seeds == [1] else "Models with one seed"
-        text += f" {subject}: intervals cover the variation between texts, but not between seeds."
     return text
 
 
