@@ -19,12 +19,7 @@ from zipflm.runs.load import load_run
 from zipflm.settings import from_dict, load_object
 from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.compare import FULL_DISK_REMEDY, scored_splits, split_text
-from zipflm.studies.members import (
-    StudyMember,
-    make_member,
-    score_once,
-    score_run,
-)
+from zipflm.studies.members import StudyMember, make_member, score_once, score_run
 from zipflm.studies.paper import GPUS, comparison_row
 from zipflm.studies.plan import (
     MEMBERS,

@@ -34,11 +34,7 @@ from zipflm.studies.budgets import (
     with_same_seconds,
     with_same_text,
 )
-from zipflm.studies.members import (
-    StudyMember,
-    make_member,
-    score_once,
-)
+from zipflm.studies.members import StudyMember, make_member, score_once
 from zipflm.studies.plan import (
     MEMORY_MARK,
     RESULT_NEUTRAL,
