@@ -236,13 +236,20 @@ def test_full_disk_is_a_problem_of_the_member(data, tmp_path):
     assert "members/SM/seed-1: No space left" in problem and "run the same command again" in problem
 
 
-def test_compares_decoders(data, tmp_path):
+def test_decoder_studies_measure_streaming_speed(data, tmp_path, capsys):
     names = ("transformer", "gcnn", "lstm", "qrnn")
-    study = compare(
-        request_for(data, tmp_path, decoders=names, overrides=SHORT), device="cpu"
-    ).study
+    request = request_for(data, tmp_path, decoders=names, overrides=SHORT)
+    study = compare(request, device="cpu").study
     assert [row.label for row in study.rows] == [f"ADP-T {name}" for name in names]
-    assert len(study.finished) == 4 and study.title.startswith("Decoders compared on")
+    speeds = [row.mean("streaming_words_per_second") for row in study.rows]
+    assert all(speed is not None and speed > 1 for speed in speeds)
+    assert study.title.startswith("Decoders compared on")
+    print_table(study)
+    assert "streaming" in capsys.readouterr().out
+    assert "streaming words/s" in (tmp_path / "report.md").read_text()
+    # Measured only once.
+    again = compare(request, device="cpu").study
+    assert [row.mean("streaming_words_per_second") for row in again.rows] == speeds
 
 
 def test_rejects_a_second_study_in_the_same_folder(data, tmp_path):

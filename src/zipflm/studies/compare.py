@@ -34,7 +34,12 @@ from zipflm.studies.budgets import (
     with_same_seconds,
     with_same_text,
 )
-from zipflm.studies.members import StudyMember, make_member, score_once
+from zipflm.studies.members import (
+    StudyMember,
+    make_member,
+    measure_streaming,
+    score_once,
+)
 from zipflm.studies.plan import (
     MEMORY_MARK,
     RESULT_NEUTRAL,
@@ -70,6 +75,8 @@ class Runner:
     validate_fully: bool
     """Whether to score the full validation set at the end of training, to choose settings. The
     members of the report are always scored on all of it."""
+    measure_streaming: bool
+    """Whether to measure the speed of scoring word by word."""
     stopped: bool = False
     """True after a signal. The remaining plans are not trained."""
 
@@ -100,8 +107,11 @@ class Runner:
             display.set_stage(plan, "scoring")
             options = ScoringOptions(device=self.process.device.type, memory=plan.memory)
             scored = score_once(plan.run.path, plan.data, splits, options, self.process)
-            # Only the first process writes the report.
-            return make(scored=scored) if self.process.is_first else None
+            if not self.process.is_first:  # only the first process writes the report
+                return None
+            if self.measure_streaming:
+                measure_streaming(plan, scored)
+            return make(scored=scored)
 
         member = None
         _, problem = self._try(plan, partial(self._train_rest, plan, display))
@@ -199,7 +209,13 @@ def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
                 # With equal times, the number of updates is not known yet.
                 check_plan(plan, process, check_folder=not is_timed)
             process.run_on_first(lambda: require_report_folder(out, is_study=True))
-            runner = Runner(words, process, device, validate_fully=bool(grid))
+            runner = Runner(
+                words,
+                process,
+                device,
+                validate_fully=bool(grid),
+                measure_streaming=bool(request.decoders),
+            )
             plans, tried = _final_plans(plans, grid, request, runner)
             for plan in plans if not runner.stopped else ():
                 check_plan(plan, process)

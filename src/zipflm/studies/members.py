@@ -19,19 +19,21 @@ from zipflm.data.vocabulary import UNKNOWN
 from zipflm.distributed.processes import SINGLE_PROCESS, Process
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.messages import require_file
+from zipflm.evaluation.streaming import streaming_speed
+from zipflm.messages import read_file, require_file
 from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder, curve_of
 from zipflm.runs.load import LoadedRun, load_run
 from zipflm.runs.records import LogLine, Report, Versions
 from zipflm.settings import from_dict, load_object, to_dict
-from zipflm.storage import atomic_write
+from zipflm.storage import atomic_write, atomic_write_text
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
 from zipflm.units import LARGEST_LOSS, perplexity
 
 SCORES = "scores"
 """Subfolder of a run with its saved scores."""
+_STREAMING = "streaming.json"
 _ROUNDING = 1e-2
 """In nats. Rounding errors can make a loss slightly negative."""
 
@@ -93,6 +95,8 @@ class StudyMember:
     processes."""
     compile_seconds: float | None = None
     tokens_per_second: float | None = None
+    streaming_words_per_second: float | None = None
+    """Speed of scoring word by word on a CPU, if measured."""
     memory: int | None = None
     """Peak memory in bytes."""
     compiled: bool | None = None
@@ -231,6 +235,7 @@ def make_member(
         },
         nll=scores[split].nll if split in scores else None,
         curve=learning_curve(log),
+        streaming_words_per_second=_saved_streaming_speed(plan.run.path, scored),
         versions=plan.run.versions(),
         problem=problem,
     )
@@ -254,6 +259,30 @@ def _with_training(member: StudyMember, reports: Sequence[Report], data: DataFol
         memory=max(report.memory for report in reports),
         compiled=all(compiled) if compiled else None,
     )
+
+
+def measure_streaming(plan: Plan, scored: ScoredRun) -> None:
+    """Measure and save the speed of scoring word by word on a CPU, unless it is already saved."""
+    if _saved_streaming_speed(plan.run.path, scored) is not None:
+        return
+    split = next(iter(scored.splits))
+    ids, text = np.asarray(plan.data.tokens(split).ids), plan.data.split(split)
+    model = load_run(plan.run.choose("newest").path).model
+    speed = streaming_speed(model, ids, plan.config.batches.eval_block)
+    content = {
+        "checkpoint": scored.checkpoint,
+        "words_per_second": speed * text.words / text.tokens,
+    }
+    atomic_write_text(plan.run.path / SCORES / _STREAMING, json.dumps(content))
+
+
+def _saved_streaming_speed(run: Path, scored: ScoredRun | None) -> float | None:
+    try:
+        content = load_object(read_file(run / SCORES / _STREAMING))
+    except (OSError, ValueError):
+        return None
+    is_same = scored is not None and content.get("checkpoint") == scored.checkpoint
+    return float(content["words_per_second"]) if is_same else None
 
 
 def split_score(nll: FloatArray, word_ids: IntArray, protocol: ScoringProtocol) -> SplitScore:

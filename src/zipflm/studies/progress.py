@@ -188,7 +188,7 @@ def print_plans(plans: Sequence[Plan], speed: float, basis: str) -> None:
 def print_table(study: Study) -> None:
     """Print the comparison: perplexities, parameters, time, speed and memory."""
     print(one_line(study.title))
-    groups, also = ("perplexity", "training"), ("model", "parameters all")
+    groups, also = ("perplexity", "training", "streaming"), ("model", "parameters all")
     shown = [c for c in columns(study) if c.group in groups or c.name in also]
     rows = [{c.name.replace(" ", "\n", 1): c.text(row) for c in shown} for row in study.rows]
     _print_rows(rows)

@@ -35,6 +35,7 @@ def describe_request(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
         "overrides": " ".join(request.overrides),
         "held equal": describe_budget(request.equal, plans),
         "tuned": " ".join(request.grid),
+        "streaming": "words scored one by one, on a CPU in float32" if request.decoders else "",
     }
     return {name: text for name, text in entries.items() if text}
 

@@ -69,6 +69,13 @@ def columns(study: Study) -> list[Column]:
         _column("compilation", "training", "compile_seconds", duration, is_optional=True),
         _column("tokens/s", "training", "tokens_per_second", "{:,.0f}".format),
         _column("memory", "training", lambda row: row.memory, memory),
+        _column(
+            "words/s",
+            "streaming",
+            "streaming_words_per_second",
+            "{:,.0f}".format,
+            is_optional=True,
+        ),
         _column("input", "", lambda row: row.layers[0], is_number=False),
         _column("output", "", lambda row: row.layers[1], is_number=False),
     ]
