@@ -58,9 +58,9 @@ def test_plots_perplexity_per_word(drawn, tmp_path):
     assert ylabel == "perplexity per word"
     assert lines == {
         "word, train": [[5.0, pytest.approx(E3)]],
-        "word, valid 20.0": [[5.0, 20.0]],
+        "word, valid 20.0": [[5.0, pytest.approx(20.0)]],
         "bpe, train": [[5.0, pytest.approx(E3)]],
-        "bpe, valid 20.0": [[5.0, 20.0]],
+        "bpe, valid 20.0": [[5.0, pytest.approx(20.0)]],
     }
 
 
@@ -75,14 +75,20 @@ def test_non_finite_values_leave_gaps(drawn, tmp_path):
             diverged,
         )
     )
-    assert lines == {"run, train": [[5.0, pytest.approx(E2)]], "run, valid": [[5.0, 20.0]]}
+    assert lines == {
+        "run, train": [[5.0, pytest.approx(E2)]],
+        "run, valid": [[5.0, pytest.approx(20.0)]],
+    }
 
 
 def test_plots_against_seconds_without_compilation(drawn, tmp_path):
     first = replace(report(5, 1.0, 2.0), compile_seconds=0.75)
     run = write(tmp_path / "run", first, validation(12, 3.5, 19.0))
     lines, _ = drawn(run, x="seconds")
-    assert lines == {"run, train": [[0.25, pytest.approx(E2)]], "run, valid 19.0": [[2.75, 19.0]]}
+    assert lines == {
+        "run, train": [[0.25, pytest.approx(E2)]],
+        "run, valid 19.0": [[2.75, pytest.approx(19.0)]],
+    }
 
 
 def test_runs_with_equal_names_are_labeled_by_path(drawn, tmp_path):
@@ -97,7 +103,6 @@ def test_plot_errors(tmp_path):
         plot([run], tmp_path / "a.png", "time")
     with pytest.raises(ValueError, match="a.xyz: unsupported file type; use .png"):
         plot([run], tmp_path / "a.xyz")
-    with pytest.raises(ValueError, match="absent: not the folder of a training run"):
-        plot([tmp_path / "absent"], tmp_path / "a.png")
-    with pytest.raises(ValueError, match="empty: its log is empty"):
-        plot([write(tmp_path / "empty")], tmp_path / "a.png")
+    for folder in (tmp_path / "absent", write(tmp_path / "empty")):
+        with pytest.raises(ValueError, match=f"{folder}: no training log"):
+            plot([folder], tmp_path / "a.png")

@@ -7,24 +7,6 @@ from studies import example_study as example
 from zipflm.studies.figures import axis_limit, figures
 
 
-def study_with_outlier():
-    members = [example.member(label, rank=i) for i, label in enumerate(example.LABELS)]
-    score = replace(members[0].scores["test"], loss=12.0, known_loss=12.0)
-    curve = tuple(
-        replace(point, valid_loss=12.0 if point.valid_loss else None) for point in members[0].curve
-    )
-    members[0] = replace(members[0], scores={"test": score, "valid": score}, curve=curve)
-    return example.study_of(*members)
-
-
-def test_outlier_models_are_named_above_the_axis():
-    study = study_with_outlier()
-    for name in ("learning-curves", "perplexity-against-time", "parameters-against-perplexity"):
-        axes = figures(study)[name]().axes[0]
-        assert any(text.get_text().startswith("above: SM ") for text in axes.texts)
-    assert figures(study)["learning-curves"]().axes[0].get_ylim()[1] < 8
-
-
 def test_second_half_of_a_curve_is_visible():
     members = [example.member(label, rank=i) for i, label in enumerate(example.LABELS)]
     (first, *_, last) = (p for p in members[0].curve if p.valid_loss is not None)

@@ -9,7 +9,6 @@ from rich.console import Console
 from studies.example_study import study as example_study
 from studies.study_runs import FakeTrainer, plans_for
 
-from zipflm.evaluation.progress import progress_label, report_progress
 from zipflm.studies.progress import Display, print_table
 from zipflm.studies.tables import number
 from zipflm.training.throughput import format_duration
@@ -52,19 +51,12 @@ def test_time_left_follows_from_finished_members(plans):
     assert display.time_left() is None
 
 
-def test_terminal_shows_scoring_progress(plans):
+def test_terminal_shows_the_current_line(plans):
     stream = io.StringIO()
     display = Display(plans, stream, is_silent=False)
     display.console = Console(file=stream, force_terminal=True, width=100)
     with display.show():
         display.set_stage(plans[0], "scoring")
-        with progress_label("scoring valid"):
-            report_progress(30, 40)
-            assert "SM: scoring valid 75%" in display.line(display.members[plans[0].run.path])
-            report_progress(10, 40)
-        with progress_label("scoring test"):
-            report_progress(1, 100)
-            assert "SM: scoring test 1%" in display.line(display.members[plans[0].run.path])
         display.set_stage(plans[0], "done")
     assert "[1/8] SM: done, update 200/200" in stream.getvalue()
 

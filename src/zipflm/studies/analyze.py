@@ -1,8 +1,4 @@
-"""`zipflm report`: write a report on existing runs, or rewrite the report of a study.
-
-Rewriting needs no weights, only `table.json`, the data folder, and the config, log, versions and
-saved scores of every member.
-"""
+"""`zipflm report`: write a report on existing runs, or rewrite the report of a study."""
 
 from __future__ import annotations
 
@@ -16,19 +12,15 @@ from zipflm.data.folder import DataFolder
 from zipflm.distributed import processes
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.messages import read_file
-from zipflm.presets import DATASETS, FACTORIZATIONS, preset
+from zipflm.presets import FACTORIZATIONS
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import Choice, RunFolder, locate
 from zipflm.runs.load import load_run
 from zipflm.settings import from_dict, load_object
 from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.compare import FULL_DISK_REMEDY, scored_splits, split_text
-from zipflm.studies.members import (
-    StudyMember,
-    make_member,
-    saved_scores,
-    score_run,
-)
+from zipflm.studies.members import StudyMember, make_member, score_once, score_run
+from zipflm.studies.paper import GPUS, comparison_row
 from zipflm.studies.plan import (
     MEMBERS,
     MEMORY_MARK,
@@ -49,7 +41,10 @@ def is_study(path: Path) -> bool:
 
 
 def redraw(study: Path, data: Path, out: Path) -> Study:
-    """Rebuild the study in the folder `study` and write its report to `out`."""
+    """Write the report of the study in a folder to `out`.
+
+    Members are listed in `table.json`. Those without saved scores are scored.
+    """
     table = load_object(read_file(study / TABLE))
     words = open_words(data)
     splits = scored_splits(words)
@@ -58,7 +53,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         try:
             redrawn = build_study(
                 [
-                    _saved_member(study, row, member, words, splits)
+                    _member_of(study, row, member, words)
                     for row in table["rows"]
                     for member in row["members"]
                 ],
@@ -77,31 +72,27 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         return redrawn
 
 
-def _saved_member(
-    study: Path,
-    row: dict[str, Any],
-    member: dict[str, Any],
-    words: DataFolder,
-    splits: Sequence[str],
+def _member_of(
+    study: Path, row: dict[str, Any], member: dict[str, Any], words: DataFolder
 ) -> StudyMember:
     """Return a member from its entry in `table.json`."""
     # The study may have been moved.
     _, _, inside = member["run"].rpartition(f"{MEMBERS}/")
-    run, problem = RunFolder(study / MEMBERS / inside), member["problem"]
-    if run.holds_a_run:
-        config = run.config()
-    elif problem:  # the member was not trained
-        config = from_dict(Config, member["config"])
-    else:
-        raise ValueError(f"{run.path}: this run of the study is missing; restore it")
+    config, problem = from_dict(Config, member["config"]), member["problem"]
     data = words
     if config.batches.unit != "word":
         data = open_bpe_data(words, "repeat the study without these models")
     plan = Plan(
-        label=row["model"], factorization=row["factorization"], config=config, data=data, run=run
+        label=row["model"],
+        factorization=row["factorization"],
+        config=config,
+        data=data,
+        run=RunFolder(study / MEMBERS / inside),
+        memory=tuple(row["model"].split(MEMORY_MARK)[1:]),
     )
-    memory = tuple(row["model"].split(MEMORY_MARK)[1:])
-    scored = None if problem else saved_scores(run.path, data, splits, memory)
+    splits = scored_splits(words)
+    options = ScoringOptions(memory=plan.memory)
+    scored = None if problem else score_once(plan.run.path, data, splits, options)
     return make_member(plan, words, splits[-1], scored=scored, problem=problem)
 
 
@@ -124,8 +115,9 @@ def analyze(
         words = open_words(data)
         scored_splits(words)
         opened_runs = _open_runs(runs, checkpoint, words)
-        for plan, _ in opened_runs:
-            _require_valid_contexts(plan, context_sizes, options)
+        for plan, _ in opened_runs:  # an invalid context size is an error
+            for size in context_sizes:
+                replace(options, context=size).blocks(plan.config)
         return words, opened_runs
 
     with processes.started(options.device) as process:
@@ -196,19 +188,13 @@ def _open_runs(
 
 
 def dataset_of_paper(configs: Sequence[Config]) -> str:
-    """Return the paper's dataset if all configs are its base-size models, else an empty string."""
-    for name, dataset in DATASETS.items():
-        if dataset.is_of_the_paper and all(_is_model_of(config, name) for config in configs):
-            return name
-    return ""
+    """Return the paper's dataset if all models are in its table, else an empty string."""
 
+    def is_listed(config: Config, dataset: str) -> bool:
+        row = comparison_row(dataset, config.factorization(config.batches.unit) or "")
+        return row is not None and row.matches(config.num_params())
 
-def _is_model_of(config: Config, dataset: str) -> bool:
-    """Return whether a config has the factorization and parameter count of a base-size model."""
-    kind = config.factorization(config.batches.unit)
-    if kind not in FACTORIZATIONS:
-        return False
-    return config.num_params() == preset(dataset, kind).num_params()
+    return next((name for name in GPUS if all(is_listed(c, name) for c in configs)), "")
 
 
 def _score(
@@ -226,27 +212,16 @@ def _score(
         plan, words, splits[-1], scored=score_run(run, plan.data, splits, options, share)
     )
     contexts = []
-    block = options.blocks(plan.config).block
     for size in context_sizes:
-        chosen = replace(options, block=block, context=size)
+        chosen = replace(options, context=size)
         scores = score_run(run, plan.data, splits, chosen, share).splits
         contexts.append(
             ContextScore(
                 label=plan.label,
                 train_block=plan.config.batches.block,
-                block=block,
+                block=chosen.blocks(plan.config).block,
                 context=size,
                 perplexity={s: perplexity(float(w.nll.mean())) for s, w in scores.items()},
             )
         )
     return member, contexts
-
-
-def _require_valid_contexts(plan: Plan, sizes: Sequence[int], options: ScoringOptions) -> None:
-    block = options.blocks(plan.config).block
-    for size in sizes:
-        if not 0 <= size < block:
-            raise ValueError(
-                f"context_sizes={size}: {plan.run.path} is scored in blocks of {block} tokens; "
-                f"give 0 to {block - 1}, or a larger block"
-            )

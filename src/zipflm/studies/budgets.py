@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zipflm.messages import quoted
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.records import LogLine, Report, TrainingState
+from zipflm.runs.records import LogLine, Report, Validation
 from zipflm.settings import UnknownKey, override
 from zipflm.studies.paper import REFERENCE
 from zipflm.studies.plan import Plan, first_seeds, path_name, training_seconds
@@ -192,15 +192,13 @@ def choose_settings(
 
 
 def _valid_perplexity(plan: Plan) -> float | None:
-    checkpoints = plan.run.checkpoints()
-    if not checkpoints or checkpoints[0].update < plan.updates:
-        return None
-    try:
-        state = checkpoints[0].state()
-    except (ValueError, OSError):
-        return None
-    valid = state.valid if isinstance(state, TrainingState) else None
-    return valid.perplexity if valid else None
+    """Return the perplexity of the final weights on the full validation set."""
+    full = [
+        line.perplexity
+        for line in plan.run.log()
+        if isinstance(line, Validation) and line.share == 1 and line.update == plan.updates
+    ]
+    return full[-1] if full else None
 
 
 def _rank(perplexity: float | None) -> float:

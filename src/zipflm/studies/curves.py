@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zipflm.runs.folder import RunFolder, curve_of
-from zipflm.runs.records import LogLine, Report, Validation
+from zipflm.runs.folder import RunFolder
+from zipflm.runs.records import LogLine, Validation
+from zipflm.studies.members import learning_curve
+from zipflm.units import perplexity
 
 X_AXES = {"update": "updates", "seconds": "seconds of training, without compilation"}
 
@@ -24,16 +26,28 @@ def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
     logs = {_name(run, runs): _read(run) for run in runs}
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for i, (name, lines) in enumerate(logs.items()):
-        _draw(axes, name, lines, x, f"C{i % 10}")
+    highest = 0.0
+    for i, (name, log) in enumerate(logs.items()):
+        points, color = learning_curve(log), f"C{i % 10}"
+        train = [(getattr(p, x), p.loss) for p in points]
+        valid = [(getattr(p, x), p.valid_loss) for p in points]
+        label = f"{name}, valid{_last_validation(log)}"
+        _draw(axes, train, color=color, alpha=0.5, linewidth=1, label=f"{name}, train")
+        _draw(axes, valid, color=color, marker="o", markersize=3, label=label)
+        highest = max([highest, *(loss for _, loss in valid if loss is not None)])
     axes.set(xlabel=X_AXES[x], ylabel="perplexity per word", yscale="log")
-    validations = [v.perplexity for lines in logs.values() for v in curve_of(lines) if v.perplexity]
-    if validations:  # hide the steep start of the training curves
-        axes.set_ylim(top=2 * max(validations))
+    if highest:  # hide the steep start of the training curves
+        axes.set_ylim(top=2 * perplexity(highest))
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)
+
+
+def _draw(axes: Axes, points: Sequence[tuple[float, float | None]], **style: Any) -> None:
+    drawn = [(x, perplexity(loss)) for x, loss in points if loss is not None]
+    if drawn:
+        axes.plot([x for x, _ in drawn], [y for _, y in drawn], **style)
 
 
 def _name(run: Path, runs: Sequence[Path]) -> str:
@@ -42,37 +56,13 @@ def _name(run: Path, runs: Sequence[Path]) -> str:
 
 
 def _read(run: Path) -> list[LogLine]:
-    folder = RunFolder(run)
-    if not folder.log_path.is_file():
-        raise ValueError(f"{run}: not the folder of a training run (no {folder.log_path.name})")
-    return _without_compilation(folder.log())
+    log = RunFolder(run).log()
+    if not log:
+        raise ValueError(f"{run}: no training log; give the folder of a run that was trained")
+    return log
 
 
-def _without_compilation(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Subtract the time spent compiling from the training time of each line."""
-    compile_seconds, trained = 0.0, []
-    for line in lines:
-        if isinstance(line, Report):
-            compile_seconds = line.compile_seconds
-        trained.append(replace(line, seconds=line.seconds - compile_seconds))
-    return trained
-
-
-def _draw(axes: Axes, name: str, lines: Sequence[LogLine], x: str, color: str) -> None:
-    reports = [line for line in lines if isinstance(line, Report)]
-    full_validations = [line for line in lines if isinstance(line, Validation) and line.share == 1]
-    if not lines:
-        raise ValueError(f"{name}: its log is empty; train it first")
-    if reports:
-        label = f"{name}, train"
-        axes.plot(*_points(reports, x), color=color, alpha=0.5, linewidth=1, label=label)
-    if validations := curve_of(lines):
-        last = full_validations[-1].perplexity if full_validations else None
-        label = f"{name}, valid" if last is None else f"{name}, valid {last:.1f}"
-        axes.plot(*_points(validations, x), color=color, marker="o", markersize=3, label=label)
-
-
-def _points(lines: Sequence[LogLine], x: str) -> tuple[list[float], list[float]]:
-    """Return x and y values of the lines that have a finite perplexity."""
-    points = [(getattr(line, x), line.perplexity) for line in lines if line.perplexity is not None]
-    return [x for x, _ in points], [y for _, y in points]
+def _last_validation(log: Sequence[LogLine]) -> str:
+    """Return the last perplexity on the full validation set, or an empty string."""
+    full = [line.perplexity for line in log if isinstance(line, Validation) and line.share == 1]
+    return f" {full[-1]:.1f}" if full and full[-1] is not None else ""

@@ -65,12 +65,11 @@ def choose_styles(rows: Sequence[tuple[str, str]]) -> dict[str, Style]:
     styles, then combinations of a color with the shapes of another style.
     """
     chosen: dict[str, Style] = {}
-    claimed: set[str] = set()
     for label, factorization in rows:
-        if factorization in STYLES and factorization not in claimed:
-            chosen[label] = STYLES[factorization]
-            claimed.add(factorization)
-    free = [style for name, style in STYLES.items() if name not in claimed]
+        style = STYLES.get(factorization)
+        if style is not None and style not in chosen.values():
+            chosen[label] = style
+    free = [style for style in STYLES.values() if style not in chosen.values()]
     others = [label for label, _ in rows if label not in chosen]
     chosen.update(zip(others, cycle(chain(free, _mixed_styles())), strict=False))
     return {label: chosen[label] for label, _ in rows}
@@ -82,19 +81,14 @@ def _mixed_styles() -> Iterator[Style]:
     for shift in range(1, len(known)):
         for i, style in enumerate(known):
             other = known[(i + shift) % len(known)]
-            yield replace(
-                style,
-                pattern=other.pattern,
-                hatch=other.hatch,
-                marker=other.marker,
-                dash=other.dash,
-            )
+            yield replace(other, light=style.light, dark=style.dark, is_dark=style.is_dark)
 
 
+Point = tuple[float, float | None]
 INK = "#16181d"
 _MAX_DRAWN_PERPLEXITY = 1e130
-_MARGIN = 0.05
-"""Space above the highest point of a curve, in nats."""
+_MARGIN = 0.5
+"""Space above the second half of the curves, in nats."""
 _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 9.0,
@@ -148,7 +142,7 @@ def figures(study: Study) -> dict[str, Callable[[], Figure]]:
 def bar_chart(
     bins: Sequence[FrequencyBin], style_by_label: Mapping[str, Style], title: str, by: str
 ) -> Figure:
-    """Draw the loss per bin, one bar per model, with intervals. Outliers are cut and labeled."""
+    """Draw the loss per bin, one bar per model, with intervals. Very long bars are cut."""
     bins = [b for b in bins if any(loss is not None for loss in b.loss.values())]
     xlabel = f"frequency of the {by} in training (below: number of scored words)"
     figure, axes = _new_axes(title, xlabel, "loss (nats per word)", size=(9.0, 4.2))
@@ -187,31 +181,24 @@ def bar_chart(
 
 
 def axis_limit(bins: Sequence[FrequencyBin]) -> float | None:
-    """Return the upper end of the axis if outliers would flatten the other bars, else None.
-
-    The limit is based on the median over models of their highest bar except UNK, as in `report.js`.
-    """
-    highest: dict[str, float] = {}
-    for b in bins:
-        for label, loss in b.loss.items():
-            if loss is not None and b.name != "UNK":
-                highest[label] = max(highest.get(label, 1.0), *b.interval.get(label, (loss,)))
-    if not highest:
-        return None
-    limit = 1.3 * sorted(highest.values())[len(highest) // 2]
-    largest = max(loss for b in bins for loss in b.loss.values() if loss is not None)
-    return limit if largest > 1.1 * limit else None
+    """Return the upper end of the axis if the losses of unknown words would flatten the other bars,
+    else None."""
+    highest = {
+        b.name: max([loss for loss in b.loss.values() if loss is not None] or [0.0]) for b in bins
+    }
+    unknown = highest.pop("UNK", 0.0)
+    limit = 1.3 * max(highest.values(), default=unknown)
+    return limit if unknown > limit else None
 
 
 def learning_curves(study: Study) -> Figure:
     """Plot the loss on the validation set and on the training text against updates."""
     figure, axes = _new_axes("Learning curves", "update", "loss (nats per word)")
     for row, style in _curves(study):
-        points = [(p.update, p.valid_loss) for p in row.curve if p.valid_loss is not None]
-        _line(axes, points, style, row.label)
-        training = [(p.update, p.loss) for p in row.curve if p.loss is not None]
-        axes.plot(*_columns(training), color=style.light, linewidth=0.7, alpha=0.45)
-    _cut_above(axes, _valid_losses(study), lambda loss: loss)
+        _line(axes, [(p.update, p.valid_loss) for p in row.curve], style, row.label)
+        training = without_gaps([(p.update, p.loss) for p in row.curve])
+        axes.plot(*training, color=style.light, linewidth=0.7, alpha=0.45)
+    _hide_start(axes, study, lambda loss: loss)
     figure.legend(loc="outside right upper", title="validation (thin: training)")
     return figure
 
@@ -228,7 +215,7 @@ def perplexity_against_time(study: Study) -> Figure:
         ]
         _line(axes, points, style, row.label)
     axes.set_yscale("log")
-    _cut_above(axes, _valid_losses(study), _plottable_perplexity)
+    _hide_start(axes, study, _plottable_perplexity)
     _plain_ticks(axes)
     figure.legend(loc="outside right upper")
     return figure
@@ -242,7 +229,6 @@ def parameters_against_perplexity(study: Study) -> Figure:
     figure, axes = _new_axes(title, f"parameters ({unit})", study.headline_name)
     style_by_label = styles_by_label(study)
     axes.set_yscale("log")
-    losses = {row.label: [float(np.log(study.headline(row).mean))] for row in study.finished}
     for row in study.finished:
         interval = study.intervals.get(row.label)
         errors = None
@@ -260,9 +246,8 @@ def parameters_against_perplexity(study: Study) -> Figure:
             label=row.label,
         )
     axes.margins(0.15)
-    _cut_above(axes, losses, _plottable_perplexity)
     _plain_ticks(axes)
-    if losses:
+    if study.finished:
         figure.legend(loc="outside right upper")
     return figure
 
@@ -285,48 +270,20 @@ def time_unit(longest: float) -> tuple[str, float]:
     return ("minutes", 60.0) if longest < 3 * 3600 else ("hours", 3600.0)
 
 
-def ceiling(losses: Sequence[float]) -> float:
-    """Return the upper end of an axis. Models with a higher final loss are outliers.
-
-    >>> ceiling([4.5, 4.6, 4.7, 12.0])
-    5.7
-    """
-    middle = sorted(losses)[len(losses) // 2]
-    return middle + max(1.0, 4 * (middle - min(losses)))
-
-
-def _valid_losses(study: Study) -> dict[str, list[float]]:
-    valid = {row.label: [p.valid_loss for p in row.curve if p.valid_loss] for row in study.rows}
-    return {label: losses for label, losses in valid.items() if losses}
-
-
 def _plottable_perplexity(loss: float) -> float:
     """Return a perplexity small enough for matplotlib to add margins."""
     return min(perplexity(loss), _MAX_DRAWN_PERPLEXITY)
 
 
-def _cut_above(
-    axes: Axes, losses: Mapping[str, Sequence[float]], to_y: Callable[[float], float]
-) -> None:
-    """End the axis at the ceiling and name the models above it.
+def _hide_start(axes: Axes, study: Study, to_y: Callable[[float], float]) -> None:
+    """End the axis above the second half of every validation curve.
 
-    `to_y` converts a loss to a position on the axis. The second half of the other curves stays
-    visible.
+    `to_y` converts a loss to a position on the axis.
     """
-    if not losses:
-        return
-    limit = ceiling([curve[-1] for curve in losses.values()])
-    visible = [curve[(len(curve) - 1) // 2 :] for curve in losses.values() if curve[-1] <= limit]
-    top = max(limit, *(max(curve) + _MARGIN for curve in visible))
-    if to_y(top) < axes.get_ylim()[1]:
-        kept = [y for line in axes.lines for y in np.asarray(line.get_ydata()) if y <= to_y(top)]
-        axes.set_ylim(0.97 * min(kept), to_y(top))
-    above = [
-        f"{label} {to_y(curve[-1]):.3g}" for label, curve in losses.items() if curve[-1] > limit
-    ]
-    if above:
-        text = "above: " + ", ".join(above)
-        axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+    curves = [[p.valid_loss for p in row.curve if p.valid_loss is not None] for row in study.rows]
+    top = max((max(curve[(len(curve) - 1) // 2 :]) for curve in curves if curve), default=None)
+    if top is not None and to_y(top + _MARGIN) < axes.get_ylim()[1]:
+        axes.set_ylim(top=to_y(top + _MARGIN))
 
 
 def _plain_ticks(axes: Axes) -> None:
@@ -344,9 +301,9 @@ def _curves(study: Study) -> list[tuple[ModelRow, Style]]:
     return [(row, style_by_label[row.label]) for row in study.rows if row.curve]
 
 
-def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label: str) -> None:
+def _line(axes: Axes, points: Sequence[Point], style: Style, label: str) -> None:
     (line,) = axes.plot(
-        *_columns(points),
+        *without_gaps(points),
         color=style.light,
         marker=style.marker,
         markersize=4.5,
@@ -357,5 +314,7 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], style: Style, label
         line.set_dashes([float(length) / 1.6 for length in style.dash.split()])
 
 
-def _columns(points: Sequence[tuple[float, float | None]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points if y is not None]
+def without_gaps(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    """Return the x and y values of the points that have both."""
+    shown = [(x, y) for x, y in points if y is not None]
+    return [x for x, _ in shown], [y for _, y in shown]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -43,44 +42,47 @@ class PaperFinding:
 def paper_findings(study: Study) -> list[PaperFinding]:
     """Compare every pair of models that the paper also has, by every measure."""
     dataset = paper_dataset(study)
-    rows = {row.label: comparison_row(dataset, row.label) for row in study.finished}
-    tests = {label: row.test for label, row in rows.items() if row and row.test is not None}
-    findings = []
-    for model, other in combinations(sorted(tests, key=lambda label: tests[label]), 2):
-        change = percent(math.log(tests[model] / tests[other]))
-        numbers = f"{tests[model]:.2f} against {tests[other]:.2f}, {change}"
-        pair = study.difference(model, other)
-        findings.append(_finding("perplexity", model, other, numbers, pair, percent_of))
-    for measure, previous, differences in (
-        ("loss on rare words", False, study.rare),
-        ("loss after rare words", True, study.after_rare),
-    ):
-        printed = {b.name: b.loss for b in paper_bins(dataset, previous=previous)}[RARE]
-        losses = {name: loss for name, loss in printed.items() if loss is not None and name in rows}
-        for model, other in combinations(sorted(losses, key=lambda label: losses[label]), 2):
-            first, second = losses[model], losses[other]
-            numbers = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
-            numbers = numbers.replace("-", "\u2212")
-            pair = find_difference(differences, model, other)
-            findings.append(_finding(measure, model, other, numbers, pair, nats_of))
-    return findings
-
-
-def _finding(
-    measure: str,
-    model: str,
-    other: str,
-    paper: str,
-    pair: Interval | None,
-    format_interval: Callable[[Interval], str],
-) -> PaperFinding:
-    verdict: Verdict = "not significant"
-    if pair is not None and pair.excludes_zero:
-        verdict = "agrees" if pair.estimate < 0 else "disagrees"
-    ours = "no interval" if pair is None else format_interval(pair)
-    return PaperFinding(
-        measure=measure, model=model, other=other, paper=paper, ours=ours, verdict=verdict
+    listed = {row.label: comparison_row(dataset, row.label) for row in study.finished}
+    tests = {label: row.test for label, row in listed.items() if row and row.test is not None}
+    rare, after_rare = (
+        {
+            label: loss
+            for b in paper_bins(dataset, previous=previous)
+            for label, loss in b.loss.items()
+            if b.name == RARE and loss is not None and label in listed
+        }
+        for previous in (False, True)
     )
+
+    def perplexities(first: float, second: float) -> str:
+        return f"{first:.2f} against {second:.2f}, {percent(math.log(first / second))}"
+
+    def losses(first: float, second: float) -> str:
+        text = f"{first:.2f} against {second:.2f} nats, {first - second:+.2f}"
+        return text.replace("-", "\u2212")
+
+    findings = []
+    for measure, numbers, differences, describe, format_interval in (
+        ("perplexity", tests, study.differences, perplexities, percent_of),
+        ("loss on rare words", rare, study.rare, losses, nats_of),
+        ("loss after rare words", after_rare, study.after_rare, losses, nats_of),
+    ):
+        for model, other in combinations(sorted(numbers, key=numbers.__getitem__), 2):
+            pair = find_difference(differences, model, other)
+            verdict: Verdict = "not significant"
+            if pair is not None and pair.excludes_zero:
+                verdict = "agrees" if pair.estimate < 0 else "disagrees"
+            findings.append(
+                PaperFinding(
+                    measure=measure,
+                    model=model,
+                    other=other,
+                    paper=describe(numbers[model], numbers[other]),
+                    ours="no interval" if pair is None else format_interval(pair),
+                    verdict=verdict,
+                )
+            )
+    return findings
 
 
 def summary(study: Study) -> str:

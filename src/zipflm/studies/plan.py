@@ -76,13 +76,18 @@ class Request:
                 "with `factorizations`, or give one of its models"
             )
         dataset_of(self.preset)
-        if name.factorization and name.factorization not in FACTORIZATIONS:
-            raise ValueError(
-                f"preset={self.preset}: choose a model from {', '.join(FACTORIZATIONS)}"
-            )
         is_ablation = bool(self.bands or self.tail_dropout or self.decoders)
         default = ("ADP-T",) if is_ablation else FACTORIZATIONS
         members = (name.factorization,) if name.factorization else self.factorizations or default
+        for field, values, known in (
+            ("factorizations", members, FACTORIZATIONS),
+            ("decoders", self.decoders, DECODERS),
+            ("equal", (self.equal,), BUDGETS),
+        ):
+            if unknown := [value for value in values if value not in known]:
+                raise ValueError(f"{field}={unknown[0]}: choose from {', '.join(known)}")
+        if self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds}: give 1 or more")
         family = name.dataset if name.size == "base" else f"{name.dataset}/{name.size}"
         object.__setattr__(self, "preset", family)
         object.__setattr__(self, "factorizations", members)
@@ -115,7 +120,6 @@ def make_plans(request: Request, words: DataFolder, *, on_cpu: bool = False) -> 
 
     `words` is the opened `request.data`; `on_cpu` is passed to `recipes.resolve`.
     """
-    _require_known(request)
     folders = _folders(request, words)
     configs = _resolve_configs(request, words, folders, on_cpu)
     every_band: Sequence[str | None] = request.bands or [None]
@@ -307,22 +311,6 @@ RESULT_NEUTRAL = (
     "training.tensorboard",
 )
 """Settings that do not affect the trained model."""
-
-
-def _require_known(request: Request) -> None:
-    for name in request.factorizations:
-        if name not in FACTORIZATIONS:
-            raise ValueError(f"factorizations={name}: choose from {', '.join(FACTORIZATIONS)}")
-    if len(set(request.factorizations)) < len(request.factorizations):
-        given = ",".join(request.factorizations)
-        raise ValueError(f"factorizations={given}: give each of them once")
-    for name in request.decoders:
-        if name not in DECODERS:
-            raise ValueError(f"decoders={name}: choose from {', '.join(DECODERS)}")
-    if request.seeds < 1:
-        raise ValueError(f"seeds={request.seeds}: give 1 or more")
-    if request.equal not in BUDGETS:
-        raise ValueError(f"equal={request.equal}: choose from {', '.join(BUDGETS)}")
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:

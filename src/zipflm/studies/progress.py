@@ -1,6 +1,5 @@
-"""Terminal output of a study: lines on the progress of each member, a live progress bar on a
-terminal, and the comparison at the end. The output of the trainer is written to `output-RANK.txt`
-in the run folder.
+"""Terminal output of a study: a line about each member, updated while it is trained, and the
+comparison at the end. The output of the trainer is written to `output-RANK.txt` in the run folder.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zipflm.evaluation.progress import on_progress
 from zipflm.messages import one_line
 from zipflm.runs.records import LogLine, Report, Validation
 from zipflm.studies.plan import Plan
@@ -40,8 +37,6 @@ class MemberProgress:
     last: LogLine | None = None
     loss: float | None = None
     validation: Validation | None = None
-    scored: int = 0
-    """Number of tokens of the current split scored so far."""
 
     def __post_init__(self) -> None:
         self.read_log()
@@ -97,14 +92,13 @@ class Display:
 
     def __init__(self, plans: Sequence[Plan], stream: IO[str], is_silent: bool) -> None:
         self.members: dict[Path, MemberProgress] = {p.run.path: MemberProgress(p) for p in plans}
-        self.console = Console(file=stream)
-        self._is_silent = is_silent
+        self.console = Console(file=stream, quiet=is_silent)
         self._current: MemberProgress | None = None
 
     @contextmanager
     def show(self) -> Iterator[Display]:
         """Show the progress. On a terminal, the current line is redrawn twice a second."""
-        for line in self._warnings() if not self._is_silent else ():
+        for line in self._warnings() if not self.console.quiet else ():
             self._print(f"warning: {line}")
         live = Live(
             get_renderable=self._draw,
@@ -114,10 +108,8 @@ class Display:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        is_drawn = self.console.is_terminal and not self._is_silent
-        with live if is_drawn else nullcontext(), on_progress(self._on_scoring):
-            if is_drawn:
-                self.console.show_cursor(True)  # in case a signal kills the process
+        with live if self.console.is_terminal and not self.console.quiet else nullcontext():
+            self.console.show_cursor(True)  # in case a signal kills the process
             yield self
 
     def set_stage(self, plan: Plan, stage: str) -> None:
@@ -125,7 +117,7 @@ class Display:
         member = self._current = self.members[plan.run.path]
         member.stage = stage
         member.read_log()
-        if not self._is_silent and (stage in _FINAL_STAGES or not self.console.is_terminal):
+        if stage in _FINAL_STAGES or not self.console.is_terminal:
             self._print(self.line(member))
 
     def line(self, member: MemberProgress) -> str:
@@ -141,14 +133,12 @@ class Display:
         speed, work_left = measured_speed(members), sum(member.work_left for member in members)
         return throughput.format_duration(work_left / speed) if speed and work_left else None
 
-    def _draw(self) -> Group:
-        member = self._current
-        if member is None:
-            return Group()
-        if member.stage == "training":
-            member.read_log()
-        bar = ProgressBar(total=member.plan.updates, completed=member.update, width=40)
-        return Group(bar, Text(one_line(self.line(member))))
+    def _draw(self) -> Text:
+        if self._current is None:
+            return Text()
+        if self._current.stage == "training":
+            self._current.read_log()
+        return Text(one_line(self.line(self._current)))
 
     def _warnings(self) -> list[str]:
         """Return warnings about slow training and schedules that end with a high learning rate."""
@@ -158,14 +148,6 @@ class Display:
         slow = throughput.slow_cpu_warning(sum(member.work_left for member in members), subject)
         lines = [*dict.fromkeys(schedules), slow]
         return [line for line in lines if line is not None]
-
-    def _on_scoring(self, task: str, done: int, total: int | None) -> None:
-        member = self._current
-        if member is None or not member.stage.startswith("scoring") or not total:
-            return
-        is_new = not member.stage.startswith(task) or member.scored >= total
-        member.scored = done if is_new else member.scored + done
-        member.stage = f"{task} {min(member.scored / total, 1):.0%}"
 
     def _print(self, text: str) -> None:
         self.console.print(Text(one_line(text)), soft_wrap=True)  # keep paths in one piece

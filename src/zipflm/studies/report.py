@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from zipflm.settings import to_dict
 from zipflm.storage import atomic_write_text
@@ -62,7 +63,7 @@ def html(study: Study) -> str:
         styles=list(styles_by_label(study).values()),
         row_indices={row.label: i for i, row in enumerate(study.rows)},
         details={row.label: json.dumps(_details(row), indent=1) for row in study.rows},
-        data=plain(chart_data(study)),
+        data=_plain(chart_data(study)),
     )
 
 
@@ -245,11 +246,7 @@ def to_json(study: Study) -> dict[str, Any]:
         "loss_by_previous_word_frequency": study.previous_bins,
         "words": {label: _words_of(study, label) for label in study.words},
         "contexts": study.contexts,
-        "blocks": {
-            "unit": study.blocks.unit,
-            "count": len(study.blocks),
-            "correlation": study.blocks.correlation,
-        },
+        "blocks": {"unit": study.blocks.unit, "count": len(study.blocks)},
         "differences": [
             {"label": label, "other": other, "nats": interval}
             for (label, other), interval in study.differences.items()
@@ -257,7 +254,7 @@ def to_json(study: Study) -> dict[str, Any]:
         "paper_findings": paper_findings(study),
         "tried": study.tried,
     }
-    return dict(plain(content))
+    return dict(_plain(content))
 
 
 def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
@@ -271,49 +268,23 @@ def _words_of(study: Study, label: str) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-_MEMBER_FIELDS = (
-    "seed",
-    "run",
-    "checkpoint",
-    "problem",
-    "seconds",
-    "cpu_seconds",
-    "compile_seconds",
-    "updates",
-    "words_seen",
-    "tokens_per_second",
-    "streaming_words_per_second",
-    "memory",
-    "compiled",
-)
-
-
 def _member(member: StudyMember) -> dict[str, Any]:
-    return {name: getattr(member, name) for name in _MEMBER_FIELDS} | {
-        "scores": {
-            split: {
-                "perplexity": score.perplexity,
-                "known_perplexity": score.known_perplexity,
-                "loss": score.loss,
-                "protocol": score.protocol.by_name(),
-            }
-            for split, score in member.scores.items()
-        },
-        "config": to_dict(member.config),
-        "versions": to_dict(member.versions) if member.versions else None,
+    left_out = ("label", "factorization", "nll", "curve")  # in the row, or too large
+    values = {f.name: getattr(member, f.name) for f in fields(member) if f.name not in left_out}
+    scores = {
+        split: {
+            "perplexity": score.perplexity,
+            "known_perplexity": score.known_perplexity,
+            "loss": score.loss,
+            "protocol": score.protocol.by_name(),
+        }
+        for split, score in member.scores.items()
     }
+    versions = to_dict(member.versions) if member.versions else None
+    config = to_dict(member.config)
+    return values | {"seed": member.seed, "scores": scores, "config": config, "versions": versions}
 
 
-def plain(value: Any) -> Any:
-    """Convert to JSON types: dataclasses to dictionaries, infinity and NaN to None.
-
-    >>> plain({"loss": [1.5, math.inf]})
-    {'loss': [1.5, None]}
-    """
-    if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(value: Any) -> Any:
+    """Convert to JSON types: dataclasses to dictionaries, infinity and NaN to None."""
+    return to_jsonable_python(value, inf_nan_mode="null")

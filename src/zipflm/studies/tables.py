@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from zipflm.studies.bins import FrequencyBin
 from zipflm.studies.findings import paper_findings, percent_of
-from zipflm.studies.paper import CONTEXT, GPUS, PaperModel
+from zipflm.studies.paper import GPUS, PaperModel
 from zipflm.studies.study import ModelRow, SeedMean, Study
 
 Value = str | int | float | None
@@ -55,61 +55,51 @@ PAPER = "the paper's"
 def columns(study: Study) -> list[Column]:
     """Return the columns of the comparison. Optional columns without values are left out."""
     columns = [
-        _text_column("model", lambda row: row.label),
+        _column("model", "", lambda row: row.label, is_number=False),
         *_perplexity_columns(study),
-        _number_column("all", "parameters", lambda row: row.num_params, millions),
+        _column("all", "parameters", lambda row: row.num_params, millions),
         *(
-            _number_column(part, "parameters", partial(ModelRow.params_of, part=part), millions)
+            _column(part, "parameters", partial(ModelRow.params_of, part=part), millions)
             for part in ("input", "decoder", "output")
         ),
-        _mean_column("updates", "updates", "{:,.0f}".format, group=""),
-        _mean_column("words seen", "words_seen", "{:,.0f}".format, group=""),
-        _mean_column("time", "seconds", duration),
-        _mean_column("CPU time", "cpu_seconds", duration, is_optional=True),
-        _mean_column("compilation", "compile_seconds", duration, is_optional=True),
-        _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format),
-        _number_column("memory", "training", lambda row: row.memory, memory),
-        _mean_column(
+        _column("updates", "", "updates", "{:,.0f}".format),
+        _column("words seen", "", "words_seen", "{:,.0f}".format),
+        _column("time", "training", "seconds", duration),
+        _column("CPU time", "training", "cpu_seconds", duration, is_optional=True),
+        _column("compilation", "training", "compile_seconds", duration, is_optional=True),
+        _column("tokens/s", "training", "tokens_per_second", "{:,.0f}".format),
+        _column("memory", "training", lambda row: row.memory, memory),
+        _column(
             "words/s",
+            "streaming",
             "streaming_words_per_second",
             "{:,.0f}".format,
-            group="streaming",
             is_optional=True,
         ),
-        _text_column("input", lambda row: row.layers[0]),
-        _text_column("output", lambda row: row.layers[1]),
+        _column("input", "", lambda row: row.layers[0], is_number=False),
+        _column("output", "", lambda row: row.layers[1], is_number=False),
     ]
     columns += _paper_columns(study) if any(row.paper for row in study.rows) else []
     return [c for c in columns if not c.is_optional or any(c.value(row) for row in study.rows)]
 
 
-def _text_column(title: str, text: Callable[[ModelRow], str]) -> Column:
-    return Column(title, "", text, text, is_number=False)
-
-
-def _number_column(
+def _column(
     title: str,
     group: str,
-    value: Callable[[ModelRow], float | None],
-    text: Callable[[Any], str],
-) -> Column:
-    def format_value(row: ModelRow) -> str:
-        number = value(row)
-        return EMPTY if number is None else text(number)
-
-    return Column(title, group, value, format_value)
-
-
-def _mean_column(
-    title: str,
-    field: str,
-    text: Callable[[Any], str],
+    value: Callable[[ModelRow], Value] | str,
+    form: Callable[[Any], str] = str,
     *,
-    group: str = "training",
+    is_number: bool = True,
     is_optional: bool = False,
 ) -> Column:
-    column = _number_column(title, group, lambda row: row.mean(field), text)
-    return replace(column, is_optional=is_optional)
+    """Return a column of values, or of the mean over seeds of the field named `value`."""
+    find = partial(ModelRow.mean, name=value) if isinstance(value, str) else value
+
+    def text(row: ModelRow) -> str:
+        found = find(row)
+        return EMPTY if found is None else form(found)
+
+    return Column(title, group, find, text, is_number=is_number, is_optional=is_optional)
 
 
 def _perplexity_columns(study: Study) -> list[Column]:
@@ -176,7 +166,7 @@ def _difference_column(study: Study) -> Column:
 
 def _paper_columns(study: Study) -> list[Column]:
     def column(title: str, value: Callable[[PaperModel], float | None], text: str) -> Column:
-        return _number_column(
+        return _column(
             title, PAPER, lambda row: value(row.paper) if row.paper else None, text.format
         )
 
@@ -211,7 +201,7 @@ def comparison(study: Study) -> Grid:
     """Return the comparison, with a column for problems if there are any."""
     shown = columns(study)
     if study.missing:
-        shown.append(_text_column("problem", lambda row: row.problem))
+        shown.append(_column("problem", "", lambda row: row.problem, is_number=False))
     return Grid([c.name for c in shown], [[c.text(row) for c in shown] for row in study.rows])
 
 
@@ -256,20 +246,14 @@ def bin_loss(b: FrequencyBin, label: str) -> str:
 
 
 def contexts(study: Study) -> Grid:
-    """Return perplexities by context size; on WikiText-103, also those of the paper."""
+    """Return perplexities by context size."""
     splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
-    names = ["model", "train block", "block", "context", *splits]
     rows = [
         [c.label, f"{c.train_block:,}", f"{c.block:,}", f"{c.context:,}"]
         + [number(c.perplexity.get(split)) for split in splits]
         for c in study.contexts
     ]
-    if study.dataset == "wikitext-103":
-        names += ["the paper's valid", "the paper's test"]
-        for row, c in zip(rows, study.contexts, strict=True):
-            theirs = CONTEXT.get((c.train_block, c.context)) if c.label == "ADP-T" else None
-            row += [number(value) for value in theirs] if theirs else [EMPTY, EMPTY]
-    return Grid(names, rows)
+    return Grid(["model", "train block", "block", "context", *splits], rows)
 
 
 def tuning(study: Study) -> Grid:

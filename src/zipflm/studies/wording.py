@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 
-from zipflm.config import Nesterov, TransformerDecoder
-from zipflm.presets import preset
 from zipflm.studies.bins import DATASETS, RARE, FrequencyBin
 from zipflm.studies.findings import paper_dataset, summary
 from zipflm.studies.statistics import FEW_BLOCKS, MIN_INTERVAL_BLOCKS
@@ -96,27 +93,7 @@ def lead(study: Study) -> str:
     text = ", ".join(parts) + "."
     if "held equal" in study.protocol:
         text += f" Equal for all models: {study.protocol['held equal']}."
-    if changes := _differences_from_paper(study):
-        text += f" Different from the paper: {join(changes)}."
-    if study.differences and any(len(row.scored) == 1 for row in study.finished):
-        subject = "One seed per model" if seeds == [1] else "Models with one seed"
-        text += f" {subject}: intervals cover the variation between texts, but not between seeds."
     return text
-
-
-def _differences_from_paper(study: Study) -> list[str]:
-    """List optimizers and decoder settings, except sizes and rates, that differ from the paper."""
-    configs = [member.config for row in study.rows for member in row.members]
-    paper_decoder = preset("wikitext-103").decoder
-    settings = [
-        f"{field.name}={value}"
-        for field in fields(TransformerDecoder)
-        for value in (getattr(config.decoder, field.name, None) for config in configs)
-        if isinstance(value, str | bool) and value != getattr(paper_decoder, field.name)
-    ]
-    optimizers = [type(config.training.optimizer) for config in configs]
-    settings += [f"training with {kind.__name__}" for kind in optimizers if kind is not Nesterov]
-    return list(dict.fromkeys(settings))
 
 
 def tiles(study: Study) -> list[tuple[str, str, str]]:
