@@ -88,22 +88,18 @@ class Bands:
         factor: float = 4,
         budget: int | None = None,
         tails: int | None = None,
-        coverage: float = 0.0,
     ) -> Bands:
         """Suggest bands for a text in which id i occurs `counts[i]` times, most frequent first.
 
         Trades off vector width against the time of the output layer, with at most `budget`
-        parameters and at least the fraction `coverage` of the text in the head. See
-        `model.band_search.suggest`.
+        parameters and, if given, this number of `tails`. See `model.band_search.suggest`.
 
         >>> counts = [1_000_000 // rank for rank in range(1, 50_001)]
         >>> bands = Bands.suggest(counts, dim=512, budget=6_000_000)
         """
         from zipflm.model.band_search import suggest
 
-        return suggest(
-            counts, dim=dim, factor=factor, budget=budget, tails=tails, coverage=coverage
-        ).bands
+        return suggest(counts, dim=dim, factor=factor, budget=budget, tails=tails).bands
 
     def explain(self, counts: ArrayLike) -> str:
         """Summarize sizes, coverage and cost for a text with these counts in one line."""
