@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.types import Device
 
@@ -20,17 +20,21 @@ from zipflm.config.layers import NUM_BYTES
 from zipflm.kernels import checked_ids, statistics_dtype
 from zipflm.model import initialization
 from zipflm.model.bands import Bands
-from zipflm.model.initialization import Fill
+from zipflm.model.initialization import Fill, InitializedModule
 
 if TYPE_CHECKING:
     from zipflm.model.sharded_tables import TableShards
 
 
-class FixedEmbedding(nn.Module):
-    """One table, followed by a bias-free projection if its width is not the decoder's."""
+class TableLayer(InitializedModule):
+    """Base class of input and output layers with word tables."""
 
     table_shards: TableShards | None = None
-    """Set if the rows of the table are split over processes (`model.sharded_tables`)."""
+    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
+
+
+class FixedEmbedding(TableLayer):
+    """One table, followed by a bias-free projection if its width is not the decoder's."""
 
     def __init__(
         self,
@@ -52,9 +56,6 @@ class FixedEmbedding(nn.Module):
         )
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
-
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         yield "table", initialization.table(self.padding_idx)
         if self.projection is not None:
@@ -71,7 +72,7 @@ class FixedEmbedding(nn.Module):
         return hidden if self.projection is None else self.projection(hidden)
 
 
-class AdaptiveEmbedding(nn.Module):
+class AdaptiveEmbedding(TableLayer):
     """Wide vectors for frequent words, narrow ones for rare words, projected to one width
     (section 3 of the paper).
 
@@ -79,9 +80,6 @@ class AdaptiveEmbedding(nn.Module):
     >>> AdaptiveEmbedding(bands)(torch.tensor([[3, 150, 999]])).shape
     torch.Size([1, 3, 64])
     """
-
-    table_shards: TableShards | None = None
-    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
 
     def __init__(
         self,
@@ -116,9 +114,6 @@ class AdaptiveEmbedding(nn.Module):
             for width in bands.widths
         )
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         for band in range(self.bands.num_bands):
@@ -205,7 +200,7 @@ class UniqueTokens(NamedTuple):
         return self.indices_BT.shape
 
 
-class CharacterEmbedding(nn.Module):
+class CharacterEmbedding(InitializedModule):
     """Convolutions over the bytes of a word, max-pooled, then highway layers and a projection.
 
     As in the published code, every word is padded to the same number of bytes, max-pooling includes
@@ -253,9 +248,6 @@ class CharacterEmbedding(nn.Module):
         self.spellings_VC = spellings_VC
         return first
 
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
-
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         yield "bytes", initialization.xavier_normal(zero_row=0)
         yield "symbols", initialization.xavier_normal()
@@ -266,7 +258,8 @@ class CharacterEmbedding(nn.Module):
             yield f"convolutions.{index}.bias", fill
         for index in range(len(self.highway)):
             yield f"highway.{index}.weight", initialization.xavier_normal()
-            yield f"highway.{index}.bias", _carry_bias
+            # Gates start at 1, so that the layers pass most of their input through.
+            yield f"highway.{index}.bias", initialization.constant(0.0, 1.0)
         yield "projection.weight", initialization.xavier_uniform()
         yield "projection.bias", initialization.zeros
 
@@ -315,11 +308,3 @@ class _PooledConvolution(nn.Module):
     def forward(self, chars_NEC: Tensor) -> Tensor:
         features = F.conv2d(chars_NEC.unsqueeze(2), self.weight.unsqueeze(2), self.bias)
         return features.amax(dim=(-2, -1))
-
-
-def _carry_bias(tensor: Tensor, generator: Generator | None = None) -> None:
-    """Set the biases of the gates to 1 and all other biases to 0, so that highway layers initially
-    pass most of their input through."""
-    transform, gate = tensor.chunk(2)
-    nn.init.zeros_(transform)
-    nn.init.ones_(gate)

@@ -11,7 +11,6 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +19,16 @@ from torch.nn import functional as F
 from zipflm.kernels import Impl, checked_ids, linear_nll, linear_nll_sum, statistics_dtype
 from zipflm.model import initialization
 from zipflm.model.initialization import Fill
-from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
-
-if TYPE_CHECKING:
-    from zipflm.model.sharded_tables import TableShards
+from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, TableLayer
 
 NllOp = Callable[..., Tensor]
 """`linear_nll` or `linear_nll_sum`."""
 
 
-class OutputLayer(nn.Module):
+class OutputLayer(TableLayer):
     """Base class of output layers."""
 
     in_dim: int
-    table_shards: TableShards | None = None
-    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
     unknown_id: int | None = None
     """Id that replaces targets beyond the vocabulary. If None, such targets raise an error."""
 
@@ -42,9 +36,6 @@ class OutputLayer(nn.Module):
     def edges(self) -> tuple[int, ...]:
         """First id of every band, then the vocabulary size."""
         raise NotImplementedError
-
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
 
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """Return -log p(target), shaped like `targets`; 0, with no gradient, where `scored` is

@@ -48,11 +48,8 @@ from torch.nn import functional as F
 
 from zipflm.kernels import Impl, Rows, cast_for_matmul, linear_nll_sum, statistics_dtype
 from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
-from zipflm.model.adaptive_softmax import AdaptiveSoftmax
-from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
-from zipflm.model.outputs import FullSoftmax
+from zipflm.model.inputs import TableLayer
 
-_LAYERS = FixedEmbedding | AdaptiveEmbedding | FullSoftmax | AdaptiveSoftmax
 _TABLES = ("table", "embeddings", "clusters")
 """Parameters with one row per word or tail band, in input and output layers."""
 
@@ -200,7 +197,7 @@ def shard_tables(model: nn.Module, shards: TableShards) -> list[str]:
     """
     sharded = []
     for path, layer in list(model.named_modules()):
-        if not isinstance(layer, _LAYERS):
+        if not isinstance(layer, TableLayer):
             continue
         layer.table_shards = shards
         for name, table in list(layer.named_parameters()):

@@ -28,7 +28,7 @@ from zipflm.kernels import cast_for_matmul
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.model import initialization
 from zipflm.model.decoders.positions import rotate, rotations_for, sinusoids
-from zipflm.model.initialization import Fill
+from zipflm.model.initialization import Fill, InitializedModule
 from zipflm.model.kv_cache import KeyValueCache, Past
 
 
@@ -58,7 +58,7 @@ class Seeds(NamedTuple):
     feed_forward: Tensor | None
 
 
-class Transformer(nn.Module):
+class Transformer(InitializedModule):
     """Causal Transformer from embedded words to hidden vectors.
 
     The state is a key-value cache. New words follow the cached ones and are added to the cache.
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
         return self.final_norm(hidden_BTD), cache
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(InitializedModule):
     """Attention, then feed-forward, each with a residual and a norm."""
 
     def __init__(self, config: TransformerDecoder, is_first: bool = False):
@@ -155,9 +155,6 @@ class DecoderLayer(nn.Module):
             self.value_weights: nn.Parameter = nn.Parameter(torch.empty(2))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
-
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         init = self.config.init
         xavier, is_paper = initialization.xavier_uniform(), init in ("paper", "zero-output")
@@ -181,9 +178,9 @@ class DecoderLayer(nn.Module):
         if self.config.attention_gate:
             yield "gate.weight", initialization.zeros
         if self.config.input_residual:
-            yield "input_weights", initialization.values(1.0, 0.1)
+            yield "input_weights", initialization.constant(1.0, 0.1)
         if self.mixes_values:
-            yield "value_weights", initialization.values(0.5, 0.5)
+            yield "value_weights", initialization.constant(0.5, 0.5)
 
     def forward(
         self, hidden_BTD: Tensor, shared: Shared, memory: Memory | None = None
