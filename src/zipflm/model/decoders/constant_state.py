@@ -125,7 +125,7 @@ class RowStates:
         self.tensors = self.select(kept).tensors
         return kept
 
-    def full(self, length: int) -> list[int]:
+    def empty_full(self, length: int) -> list[int]:
         """Return an empty list: states have room for any number of words."""
         return []
 
