@@ -25,6 +25,9 @@ from zipflm.model.initialization import Fill, InitializedModule
 if TYPE_CHECKING:
     from zipflm.model.sharded_tables import TableShards
 
+PADDING, END, UNKNOWN = 1, 2, 3
+"""Ids of `<pad>`, `</s>` and `<unk>` in every vocabulary of this package."""
+
 
 class TableLayer(InitializedModule):
     """Base class of input and output layers with word tables."""
@@ -216,15 +219,10 @@ class CharacterEmbedding(InitializedModule):
         filters: tuple[tuple[int, int], ...],
         highway_layers: int,
         num_symbols: int = NUM_BYTES,
-        padding_idx: int = 1,
-        symbol_ids: tuple[int, int] = (2, 3),
     ):
         """`spellings_VC` holds the bytes of every word, each plus 1, with markers if any, and
-        padded with 0. All values are below `num_symbols`. `symbol_ids` are the words with learned
-        vectors."""
+        padded with 0. All values are below `num_symbols`."""
         super().__init__()
-        self.padding_idx: int = padding_idx
-        self.symbol_ids: tuple[int, int] = symbol_ids
         # Not saved: it can be rebuilt from the vocabulary, which every checkpoint contains.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
@@ -237,7 +235,7 @@ class CharacterEmbedding(InitializedModule):
             nn.Linear(features, 2 * features) for _ in range(highway_layers)
         )
         self.projection: nn.Linear = nn.Linear(features, out_dim)
-        self.symbols: nn.Parameter = nn.Parameter(torch.empty(len(symbol_ids), out_dim))
+        self.symbols: nn.Parameter = nn.Parameter(torch.empty(2, out_dim))
         self.reset_parameters()
 
     def reserve(self, num_words: int) -> int:
@@ -274,12 +272,12 @@ class CharacterEmbedding(InitializedModule):
     def _embed(self, words_N: Tensor) -> Tensor:
         words_N = checked_ids("words", words_N, len(self.spellings_VC))
         hidden_ND = self._embed_bytes(self.spellings_VC[words_N].long())
-        for index, word in enumerate(self.symbol_ids):
+        for index, word in enumerate((END, UNKNOWN)):
             is_symbol_N1 = (words_N == word).unsqueeze(1)
             hidden_ND = torch.where(
                 is_symbol_N1, self.symbols[index].to(hidden_ND.dtype), hidden_ND
             )
-        return hidden_ND.masked_fill((words_N == self.padding_idx).unsqueeze(1), 0.0)
+        return hidden_ND.masked_fill((words_N == PADDING).unsqueeze(1), 0.0)
 
     def _embed_bytes(self, bytes_NC: Tensor) -> Tensor:
         chars_NEC = F.embedding(bytes_NC, self.bytes, padding_idx=0).transpose(1, 2)
