@@ -43,7 +43,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from zipflm.kernels import Impl, Rows, cast_for_matmul, linear_nll_sum, statistics_dtype
@@ -74,15 +74,8 @@ class TableShards:
 
     def shard(self, table: Tensor) -> DTensor:
         """Return this process's rows of a replicated table."""
-        first, end = self.rows(len(table))
-        return DTensor.from_local(
-            table[first:end].clone(),
-            self._mesh,
-            (Shard(0),),
-            run_check=False,
-            shape=table.shape,
-            stride=table.stride(),
-        )
+        # A clone, because a view would keep the whole table in memory.
+        return distribute_tensor(table, self._mesh, [Shard(0)], src_data_rank=None).clone()
 
     def rows(self, num_rows: int) -> tuple[int, int]:
         """Return the start and end of this process's rows in a table of `num_rows`."""
