@@ -40,9 +40,11 @@ class Bands:
     factor: float = 4
 
     def __post_init__(self) -> None:
-        # Convert NumPy integers.
         for name in ("vocab_size", "dim"):
-            object.__setattr__(self, name, index(getattr(self, name)))
+            value = index(getattr(self, name))  # converts NumPy integers
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+            object.__setattr__(self, name, value)
         try:
             cutoffs = tuple(map(index, self.cutoffs))
         except TypeError:
@@ -57,10 +59,6 @@ class Bands:
         if cutoffs and cutoffs[-1] == self.vocab_size:
             cutoffs = cutoffs[:-1]
         object.__setattr__(self, "cutoffs", cutoffs)
-        if self.vocab_size < 1:
-            raise ValueError(f"vocab_size={self.vocab_size}: must be at least 1")
-        if self.dim < 1:
-            raise ValueError(f"dim={self.dim}: must be at least 1")
         if not 1 <= self.factor < math.inf:
             raise ValueError(
                 f"factor={quoted(self.factor)}: tails cannot be wider than the head; use 1 "

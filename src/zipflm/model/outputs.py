@@ -40,19 +40,19 @@ class OutputLayer(TableLayer):
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """Return -log p(target), shaped like `targets`; 0, with no gradient, where `scored` is
         False."""
-        return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
+        return self._flatten_and_score(linear_nll, hidden, targets, scored).view(targets.shape)
 
     def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """Return the sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
-        return self._nll(linear_nll_sum, hidden, targets, scored)
+        return self._flatten_and_score(linear_nll_sum, hidden, targets, scored)
 
-    def _nll(self, nll: NllOp, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
+    def _score(self, nll: NllOp, hidden_ND: Tensor, targets_N: Tensor, scored_N: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _flatten(
-        self, hidden: Tensor, targets: Tensor, scored: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Flatten to one row per token, after checking shapes and targets.
+    def _flatten_and_score(
+        self, nll: NllOp, hidden: Tensor, targets: Tensor, scored: Tensor | None
+    ) -> Tensor:
+        """Score one row per token, after checking shapes and targets.
 
         Tokens that are not scored get target 0 and a vector of zeros, because infinity or NaN in
         their vectors would spread to the gradients of all projections.
@@ -74,9 +74,13 @@ class OutputLayer(TableLayer):
         targets_N = checked_ids("targets", targets, vocab_size, scored).reshape(-1)
         hidden_ND = hidden.reshape(-1, hidden.shape[-1])
         if scored is None:
-            return hidden_ND, targets_N, torch.ones_like(targets_N, dtype=torch.bool)
-        scored_N = scored.reshape(-1)
-        return hidden_ND.where(scored_N.unsqueeze(1), 0.0), targets_N, scored_N
+            scored_N = torch.ones_like(targets_N, dtype=torch.bool)
+        else:
+            scored_N = scored.reshape(-1)
+            hidden_ND = hidden_ND.where(scored_N.unsqueeze(1), 0.0)
+        if self.table_shards is not None:
+            nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
+        return self._score(nll, hidden_ND, targets_N, scored_N)
 
 
 class FullSoftmax(OutputLayer):
@@ -123,10 +127,7 @@ class FullSoftmax(OutputLayer):
         assert table is not None
         return table
 
-    def _nll(self, nll: NllOp, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
-        hidden_ND, targets_N, scored_N = self._flatten(hidden, targets, scored)
-        if self.table_shards is not None:
-            nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
+    def _score(self, nll: NllOp, hidden_ND: Tensor, targets_N: Tensor, scored_N: Tensor) -> Tensor:
         return nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
 
     @property
