@@ -5,7 +5,7 @@ import torch
 from nll_problems import DEVICE, NAMES, problem, truth_of
 from numerics import assert_close
 
-from zipflm.kernels import linear_nll_shard
+from zipflm.kernels import linear_nll_chunked
 from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
 
 # Sizes of the shards of 131 words.
@@ -13,7 +13,7 @@ CUTS = {"three": (50, 50, 31), "an empty one": (131, 0), "one": (131,), "one wor
 GRADIENT = (-1, 2)
 
 
-def in_shards(sizes, hidden, weight, targets, active):
+def in_shards(kernels, sizes, hidden, weight, targets, active):
     """`losses_and_gradients`, computed from separate shards."""
     shards = weight.detach().split(sizes)
     firsts = [sum(sizes[:index]) for index in range(len(sizes))]
@@ -23,14 +23,14 @@ def in_shards(sizes, hidden, weight, targets, active):
     ]
     hidden = hidden.detach()
     statistics = [
-        shard_statistics(hidden, shard, mine, active)
+        shard_statistics(kernels, hidden, shard, mine, active)
         for shard, mine in zip(shards, locals_, strict=True)
     ]
     lse = torch.stack([each[0] for each in statistics]).logsumexp(0)
     nll = (lse - sum(each[1] for each in statistics)).where(active, 0.0)
     grad = torch.linspace(*GRADIENT, len(nll), dtype=nll.dtype, device=nll.device)
     gradients = [
-        shard_gradients(grad, hidden, shard, mine, active, lse)
+        shard_gradients(kernels, grad, hidden, shard, mine, active, lse)
         for shard, mine in zip(shards, locals_, strict=True)
     ]
     d_hidden, d_weight = zip(*gradients, strict=True)
@@ -41,18 +41,17 @@ def in_shards(sizes, hidden, weight, targets, active):
 @pytest.mark.parametrize("cut", CUTS)
 def test_combined_shards_match_the_whole(cut, share):
     arguments = problem(70, 24, 131, share, torch.float64)
-    ours = in_shards(CUTS[cut], *arguments)
+    ours = in_shards(linear_nll_chunked, CUTS[cut], *arguments)
     for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):
         assert_close(mine, exact, 1e-12, name)
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_combined_shards_of_gpu_kernels_match_the_whole(cut, monkeypatch):
+def test_combined_shards_of_gpu_kernels_match_the_whole(cut):
     pytest.importorskip("triton")
     from zipflm.kernels import linear_nll_triton
 
-    monkeypatch.setattr(linear_nll_shard, "_kernels", lambda *_: linear_nll_triton)
     arguments = problem(70, 24, 131, 0.6, device=DEVICE)
-    ours = in_shards(CUTS[cut], *arguments)
+    ours = in_shards(linear_nll_triton, CUTS[cut], *arguments)
     for name, mine, exact in zip(NAMES, ours, truth_of(*arguments), strict=True):
         assert_close(mine, exact, 3e-6, name)

@@ -76,9 +76,8 @@ def test_torch_linear_matches_pytorch():
 
 @pytest.mark.parametrize("init", ["paper", "fairseq", "zero-output"])
 def test_initialization_of_decoder_layers(init):
-    layer = DecoderLayer(
-        TransformerDecoder(dim=64, ffn_dim=128, num_layers=1, num_heads=2, init=init)
-    )
+    config = TransformerDecoder(dim=64, ffn_dim=128, num_layers=1, num_heads=2, init=init)
+    layer = DecoderLayer(config, 0)
     zero = {name for name, param in layer.named_parameters() if not param.any()}
     biases = {f"{name}.bias" for name in ("query", "key", "value", "ffn_in", "ffn_out")}
     always = {"attention_out.bias", "attention_norm.bias", "ffn_norm.bias"}

@@ -86,21 +86,3 @@ def test_frees_memory_after_the_last_row():
     assert ragged.capacity == 16
     assert ragged.drop({0, 1, 2, 3}) == []
     assert ragged.rows == ragged.capacity == 0
-
-
-def test_capacity_shrinks_when_reallocated():
-    model = a_model()
-    ragged = model.new_cache(0, 0)
-
-    def join(number, capacity):
-        ragged.join(model.read([torch.tensor([3, 3])] * number)[1], capacity)
-
-    join(2, 100)
-    join(2, 10)
-    assert ragged.capacity == 100
-    ragged.drop({0, 1})
-    join(3, 10)  # more rows than before, so it is reallocated
-    assert ragged.capacity == 10 and ragged.rows == 5
-    hidden = model(torch.full((5, 1), 12), ragged)[:, -1]
-    expected = alone(model, [3, 3, 12]).expand(5, -1)
-    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)

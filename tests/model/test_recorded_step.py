@@ -64,7 +64,7 @@ def test_rows_can_be_refilled_and_dropped(device):
     hidden = step(words[:, 9])
     assert_close(hidden[:2], model(words[:2, [5, 6, 7, 9]])[:, -1], 2e-5)
     assert_close(hidden[2:], model(words[2:])[:, -1], 2e-5)
-    cache.empty([2, 3, 4])
+    assert cache.empty_full(10) == [2, 3, 4]
     assert cache.drop({3, 4}) == [0, 1, 2] and step.fits
     expected = model(words[:2, [5, 6, 7, 9, 0]])[:, -1]
     assert_close(step(words[:3, 0])[:2], expected, 2e-5)

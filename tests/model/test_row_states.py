@@ -53,7 +53,7 @@ def test_rows_join_and_leave(model):
     rows = model.new_cache(0, 0)
     rows.join(model.read(texts[:1])[1])
     rows.join(model.read(texts[1:])[1])
-    assert rows.drop({1}) == [0, 2] and rows.rows == 2 and rows.full(1) == []
+    assert rows.drop({1}) == [0, 2] and rows.rows == 2 and rows.empty_full(1) == []
     step = torch.randint(4, 900, (2, 1))
     kept = rows.snapshot()
     hidden = model(step, rows)

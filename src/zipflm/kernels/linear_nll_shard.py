@@ -9,8 +9,9 @@ Given the log-sum-exp over all words, each process computes the complete gradien
 its contribution to the gradient of every hidden vector (`shard_gradients`). Contributions are
 summed.
 
-Both use the kernels of `linear_nll`. Gradients cannot be computed in the forward pass as in
-`linear_nll_sum`, because they need the log-sum-exp over the words of all processes.
+`kernels` is a module that implements `linear_nll`, but not the reference. Gradients cannot be
+computed in the forward pass as in `linear_nll_sum`, because they need the log-sum-exp over the
+words of all processes.
 
 Shapes: N tokens, E width, V words of this shard, possibly 0.
 """
@@ -22,18 +23,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from zipflm.kernels import Impl, Rows, choose_kernels, linear_nll_chunked, reference
 from zipflm.kernels.reference import statistics_dtype
 
 
 def shard_statistics(
+    kernels: ModuleType,
     hidden_NE: Tensor,
     weight_VE: Tensor,
     targets_N: Tensor,
     active_N: Tensor,
-    impl: Impl = "auto",
-    *,
-    rows: Rows = "most",
 ) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp of every row over the words of this shard, and its target's logit.
 
@@ -43,21 +41,18 @@ def shard_statistics(
     if len(weight_VE) == 0:
         zeros_N = hidden_NE.new_zeros(len(hidden_NE), dtype=statistics_dtype(hidden_NE.dtype))
         return zeros_N - torch.inf, zeros_N
-    kernels = _kernels(hidden_NE, impl, rows)
     nll_N, lse_N = kernels.forward(hidden_NE, weight_VE, targets_N.clamp(min=0), active_N)
     return lse_N, (lse_N - nll_N).where(targets_N >= 0, 0.0)
 
 
 def shard_gradients(
+    kernels: ModuleType,
     grad_N: Tensor,
     hidden_NE: Tensor,
     weight_VE: Tensor,
     targets_N: Tensor,
     active_N: Tensor,
     lse_N: Tensor,
-    impl: Impl = "auto",
-    *,
-    rows: Rows = "most",
 ) -> tuple[Tensor, Tensor]:
     """Return this shard's contribution to the gradient of hidden, and the gradient of its weights.
 
@@ -66,12 +61,7 @@ def shard_gradients(
     """
     if len(weight_VE) == 0:
         return torch.zeros_like(hidden_NE), torch.zeros_like(weight_VE)
-    gradients: tuple[Tensor, Tensor] = _kernels(hidden_NE, impl, rows).backward(
+    gradients: tuple[Tensor, Tensor] = kernels.backward(
         grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N
     )
     return gradients
-
-
-def _kernels(hidden_NE: Tensor, impl: Impl, rows: Rows) -> ModuleType:
-    kernels = choose_kernels(hidden_NE, impl, rows)
-    return linear_nll_chunked if kernels is reference else kernels

@@ -338,9 +338,7 @@ class TextDecoder:
         ids_N = self._tensor(ids)
         if self._memory is not None:
             self._memory.add(self._hidden_ND, ids, ids_N)
-        full = self._cache.full(self._engine.blocks.block)
-        if full:
-            self._cache.empty(full)
+        full = self._cache.empty_full(self._engine.blocks.block)
         if len(full) < len(self.rows):
             self._hidden_ND = self._next(ids_N)
         if full:  # replaces the hidden states that `_next` computed for these rows

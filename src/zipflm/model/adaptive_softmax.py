@@ -176,11 +176,8 @@ class AdaptiveSoftmax(OutputLayer):
         total = self.nll_sum(hidden, targets, scored)
         return total if self.reduction == "sum" else total / scored.sum().clamp(min=1)
 
-    def _nll(self, nll: NllOp, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
-        hidden_ND, targets_N, scored_N = self._flatten(hidden, targets, scored)
+    def _score(self, nll: NllOp, hidden_ND: Tensor, targets_N: Tensor, scored_N: Tensor) -> Tensor:
         hidden_ND = self._drop_and_project(hidden_ND)
-        if self.table_shards is not None:
-            nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
         edges = self.bands.edges
         # The head's target is the word itself or, for a tail word, its band.
         head_targets_N = targets_N

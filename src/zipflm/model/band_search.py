@@ -13,7 +13,7 @@ tenth of its size, because it ignores the loss from narrower vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from zipflm.model.bands import Bands
 
-Cutoffs = NDArray[np.int64]
-"""Candidate cutoffs, one candidate per column: [tails, candidates]."""
+Edges = NDArray[np.int64]
+"""Candidate edges of the bands (`Bands.edges`), one candidate per column."""
 Values = NDArray[np.float64]
 """One value per candidate."""
 
@@ -64,8 +64,8 @@ _PAPER_VOCABULARY, _PAPER_CUTOFFS = 267_744, (20_000, 60_000)
 # Number of special tokens at the start, which need not be ordered by count.
 _UNORDERED = 4
 
-# Size of the first, geometric grid, size of each finer grid, and maximum number of finer grids.
-_GRID, _ZOOM, _ROUNDS = 96, 9, 40
+# Size of the first grid, size of each finer grid, and number of grids.
+_GRID, _ZOOM, _ROUNDS = 96, 9, 20
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,6 @@ def suggest(
     factor: float = 4,
     budget: int | None = None,
     tails: int | None = None,
-    coverage: float = 0.0,
     costs: Costs = H200,
 ) -> WeighedBands:
     """Find the bands with the best score on a text with these counts.
@@ -141,10 +140,10 @@ def suggest(
     `counts` has the number of occurrences of every id, most frequent first (the first four can be
     special tokens in any order). `budget` is the maximum number of parameters of an input and an
     output layer that share tables and projections (default: that of `paper_bands`). `tails` is the
-    number of tails (default: the best of 0 to 3). `coverage` is the minimum fraction of the running
-    text in the head. The result is deterministic: ties go to fewer tails and earlier cutoffs.
+    number of tails (default: the best of 0 to 3). The result is deterministic: ties go to fewer
+    tails and earlier cutoffs.
     """
-    problem = _Problem.from_counts(counts, dim, factor, costs, coverage)
+    problem = _Problem.from_counts(counts, dim, factor, costs)
     tail_counts = _possible_tails(problem.vocab_size, dim, factor, tails)
     if budget is None:
         reference = paper_bands(problem.vocab_size, dim, factor, max_tails=max(tail_counts))
@@ -152,11 +151,11 @@ def suggest(
     candidates = [problem.find_best(count, budget) for count in tail_counts]
     choices = [problem.weigh(bands) for bands in candidates if bands is not None]
     if not choices:
-        minimum = min(problem.weigh(problem.smallest(count)).params for count in tail_counts)
+        smallest = (problem.bands(range(1, count + 1)) for count in tail_counts)
+        minimum = min(problem.weigh(bands).params for bands in smallest)
         raise ValueError(
-            f"budget={budget}: {problem.vocab_size:,} words with dim={dim}, factor={factor}"
-            f" and {coverage:.0%} of the text in the head need at least {minimum:,} parameters; "
-            "raise the budget or the factor, or lower dim or the coverage"
+            f"budget={budget}: {problem.vocab_size:,} words with dim={dim}, factor={factor} need "
+            f"at least {minimum:,} parameters; raise the budget or the factor, or lower dim"
         )
     return max(choices, key=lambda choice: choice.score)
 
@@ -176,39 +175,31 @@ def _possible_tails(vocab_size: int, dim: int, factor: float, tails: int | None)
 
 @dataclass(frozen=True)
 class _Problem:
-    """The search problem. Private methods evaluate many candidate cutoffs at a time."""
+    """The search problem. Private methods evaluate many candidate edges at a time."""
 
     covered: NDArray[np.float64]
     """Fraction of the running text in the first 0, 1, ... V ids."""
     dim: int
     factor: float
     costs: Costs
-    smallest_head: int = 1
-    """Minimum number of words in the head."""
 
     @classmethod
-    def from_counts(
-        cls, counts: ArrayLike, dim: int, factor: float, costs: Costs, coverage: float = 0.0
-    ) -> _Problem:
-        if not 0 <= coverage <= 1:
-            raise ValueError(f"coverage={coverage}: must be a fraction of the text, 0 to 1")
+    def from_counts(cls, counts: ArrayLike, dim: int, factor: float, costs: Costs) -> _Problem:
         values = _check_counts(counts)
-        covered = np.concatenate([[0.0], np.cumsum(values)])
         Bands(len(values), (), dim, factor)  # checks dim and factor
-        covered /= covered[-1]
-        smallest_head = max(int(np.searchsorted(covered, coverage)), 1)
-        return cls(covered, dim, factor, costs, smallest_head)
+        covered = np.concatenate([[0.0], np.cumsum(values)])
+        return cls(covered / covered[-1], dim, factor, costs)
 
     @property
     def vocab_size(self) -> int:
         return len(self.covered) - 1
 
-    def widths(self, tails: int) -> NDArray[np.float64]:
-        return np.array([float(self.dim // self.factor**band) for band in range(tails + 1)])
+    def bands(self, cutoffs: Iterable[int]) -> Bands:
+        return Bands(self.vocab_size, tuple(cutoffs), self.dim, self.factor)
 
     def weigh(self, bands: Bands) -> WeighedBands:
-        cutoffs = np.array(bands.cutoffs, dtype=np.int64).reshape(-1, 1)
-        params, log_width, cost = (float(value[0]) for value in self._evaluate(cutoffs))
+        edges = np.array(bands.edges).reshape(-1, 1)
+        params, log_width, cost = (float(value[0]) for value in self._evaluate(edges))
         return WeighedBands(
             bands,
             coverage=tuple(np.diff(self.covered[list(bands.edges)]).tolist()),
@@ -217,73 +208,46 @@ class _Problem:
             mean_width=float(np.exp(log_width)),
         )
 
-    def smallest(self, tails: int) -> Bands:
-        """Return the bands with the fewest parameters."""
-        last = self.vocab_size - 1
-        cutoffs = (min(self.smallest_head + tail, last) for tail in range(tails))
-        return Bands(self.vocab_size, tuple(sorted(set(cutoffs))), self.dim, self.factor)
-
     def find_best(self, tails: int, budget: int) -> Bands | None:
         """Find the best bands with this number of tails, or None if none is within the budget.
 
         Tries all combinations of a geometric grid, then of finer and finer grids around the best.
         """
-        if self.smallest_head + tails > self.vocab_size:
-            return None
-        last = max(self.vocab_size - 1, self.smallest_head)
-        grid = np.geomspace(self.smallest_head, last, _GRID).round()
-        axes = [np.unique(grid.astype(np.int64))] * tails
-        best = self._best_on_grid(axes, budget)
+        last = max(self.vocab_size - 1, 1)
+        spacing = last ** (1 / (_GRID - 1))
+        axes = [_grid(1, last, _GRID)] * tails
         for _ in range(_ROUNDS):
-            if best is None or all(np.diff(axis).max(initial=1) == 1 for axis in axes):
-                break
-            axes = [self._refine(cut, axis) for cut, axis in zip(best, axes, strict=True)]
-            best = self._best_on_grid(axes, budget, best)
-        if best is None:
-            return None
-        return Bands(self.vocab_size, tuple(best), self.dim, self.factor)
+            best = self._best_of(axes, budget)
+            if best is None:
+                return None
+            axes = [_grid(cut / spacing, min(cut * spacing, last), _ZOOM) for cut in best.cutoffs]
+            spacing = spacing**0.5
+        return best
 
-    def _best_on_grid(
-        self, axes: Sequence[Cutoffs], budget: int, known: Sequence[int] | None = None
-    ) -> list[int] | None:
-        cuts = np.concatenate(list(self._candidates(axes, budget, known)), axis=1)
-        sizes = np.diff(cuts, axis=0, prepend=0, append=self.vocab_size)
-        cuts = cuts[:, (sizes > 0).all(axis=0) & (sizes[0] >= self.smallest_head)]
-        params, log_width, cost = self._evaluate(cuts)
+    def _best_of(self, axes: list[Edges], budget: int) -> Bands | None:
+        """Find the best combination of one cutoff per axis."""
+        ends = np.array([0]), np.array([self.vocab_size])
+        combinations = np.stack(np.meshgrid(ends[0], *axes, ends[1], indexing="ij"))
+        edges = _increasing(combinations.reshape(len(combinations), -1))
+        if axes:
+            # The best cutoffs usually use the full budget, which a grid would miss, so also try the
+            # largest last cutoff within the budget.
+            full, widths = edges.copy(), self._widths(len(axes))
+            spare = (budget - self._evaluate(edges)[0]) // max(widths[-2] - widths[-1], 1)
+            full[-2] += spare.astype(np.int64)
+            edges = np.concatenate([edges, _increasing(full)], axis=1)
+        params, log_width, cost = self._evaluate(edges)
         scores = np.where(params <= budget, log_width - TRADE * np.log(cost), -np.inf)
-        if not np.isfinite(scores).any():
-            return None
-        return [int(cut) for cut in cuts[:, np.argmax(scores)]]
+        best = np.argmax(scores)
+        return self.bands(edges[1:-1, best]) if np.isfinite(scores[best]) else None
 
-    def _candidates(
-        self, axes: Sequence[Cutoffs], budget: int, known: Sequence[int] | None
-    ) -> Iterator[Cutoffs]:
-        if known is not None:
-            yield np.array(known, dtype=np.int64).reshape(-1, 1)
-        yield _combinations(axes)
-        if not axes:
-            return
-        # The best cutoffs usually use the full budget, which a grid would miss, so also try the
-        # largest last cutoff within the budget.
-        others, widths = _combinations(axes[:-1]), self.widths(len(axes))
-        nearest = others[-1:] + 1 if len(others) else np.ones((1, 1), dtype=np.int64)
-        params, _, _ = self._evaluate(np.concatenate([others, nearest]))
-        spare = (budget - params) // max(widths[-2] - widths[-1], 1)
-        furthest = nearest + spare.astype(np.int64)
-        yield np.concatenate([others, furthest.clip(1, self.vocab_size - 1)])
+    def _widths(self, tails: int) -> Values:
+        return np.array([float(self.dim // self.factor**band) for band in range(tails + 1)])
 
-    def _refine(self, cut: int, axis: Cutoffs) -> Cutoffs:
-        """Return a finer grid between the neighbors of a cutoff on the previous grid."""
-        index = int(np.searchsorted(axis, cut))
-        low, high = axis[max(index - 1, 0)], axis[min(index + 1, len(axis) - 1)]
-        low, high = max(min(low, cut), 1), min(max(high, cut), self.vocab_size - 1)
-        return np.unique(np.linspace(low, high, _ZOOM).round().astype(np.int64))
-
-    def _evaluate(self, cutoffs: Cutoffs) -> tuple[Values, Values, Values]:
+    def _evaluate(self, edges: Edges) -> tuple[Values, Values, Values]:
         """Return the number of parameters, the log of the mean width, and the cost per token."""
-        tails, widths, per_logit = len(cutoffs), self.widths(len(cutoffs)), self.costs.per_logit
-        ends = np.full((1, cutoffs.shape[1]), self.vocab_size)
-        edges = np.concatenate([np.zeros_like(ends), cutoffs, ends])
+        tails, per_logit = len(edges) - 2, self.costs.per_logit
+        widths = self._widths(tails)
         shares, sizes = np.diff(self.covered[edges], axis=0), np.diff(edges, axis=0)
         # Tables, projections, and the head's vectors for the tails.
         params = widths @ sizes + self.dim * (widths.sum() + tails)
@@ -294,11 +258,13 @@ class _Problem:
         return params, np.log(widths) @ shares, cost + self.costs.tail_product * rows
 
 
-def _combinations(axes: Sequence[Cutoffs]) -> Cutoffs:
-    """Return all combinations of one cutoff per axis, as columns."""
-    if not axes:
-        return np.zeros((0, 1), dtype=np.int64)
-    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])
+def _grid(first: float, last: float, size: int) -> Edges:
+    return np.unique(np.geomspace(first, last, size).round().astype(np.int64))
+
+
+def _increasing(edges: Edges) -> Edges:
+    """Select the candidates without empty bands."""
+    return edges[:, (np.diff(edges, axis=0) > 0).all(axis=0)]
 
 
 def _check_counts(counts: ArrayLike) -> NDArray[np.float64]:

@@ -40,9 +40,11 @@ class Bands:
     factor: float = 4
 
     def __post_init__(self) -> None:
-        # Convert NumPy integers.
         for name in ("vocab_size", "dim"):
-            object.__setattr__(self, name, index(getattr(self, name)))
+            value = index(getattr(self, name))  # converts NumPy integers
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+            object.__setattr__(self, name, value)
         try:
             cutoffs = tuple(map(index, self.cutoffs))
         except TypeError:
@@ -57,10 +59,6 @@ class Bands:
         if cutoffs and cutoffs[-1] == self.vocab_size:
             cutoffs = cutoffs[:-1]
         object.__setattr__(self, "cutoffs", cutoffs)
-        if self.vocab_size < 1:
-            raise ValueError(f"vocab_size={self.vocab_size}: must be at least 1")
-        if self.dim < 1:
-            raise ValueError(f"dim={self.dim}: must be at least 1")
         if not 1 <= self.factor < math.inf:
             raise ValueError(
                 f"factor={quoted(self.factor)}: tails cannot be wider than the head; use 1 "
@@ -88,22 +86,18 @@ class Bands:
         factor: float = 4,
         budget: int | None = None,
         tails: int | None = None,
-        coverage: float = 0.0,
     ) -> Bands:
         """Suggest bands for a text in which id i occurs `counts[i]` times, most frequent first.
 
         Trades off vector width against the time of the output layer, with at most `budget`
-        parameters and at least the fraction `coverage` of the text in the head. See
-        `model.band_search.suggest`.
+        parameters and, if given, this number of `tails`. See `model.band_search.suggest`.
 
         >>> counts = [1_000_000 // rank for rank in range(1, 50_001)]
         >>> bands = Bands.suggest(counts, dim=512, budget=6_000_000)
         """
         from zipflm.model.band_search import suggest
 
-        return suggest(
-            counts, dim=dim, factor=factor, budget=budget, tails=tails, coverage=coverage
-        ).bands
+        return suggest(counts, dim=dim, factor=factor, budget=budget, tails=tails).bands
 
     def explain(self, counts: ArrayLike) -> str:
         """Summarize sizes, coverage and cost for a text with these counts in one line."""

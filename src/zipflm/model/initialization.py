@@ -1,10 +1,10 @@
 """Initialization of parameters.
 
-The `initial_values` of a layer pair the name of each of its parameters with a function that fills
-it. A new layer uses torch's global generator (`reset`), like torch's own layers. In a training run,
-every parameter has its own generator, seeded from the run's seed and the name of the parameter
-(`first_value`), so that values do not depend on the order of the parameters or the number of
-processes.
+The `initial_values` of an `InitializedModule` pair the name of each of its parameters with a
+function that fills it. A new layer uses torch's global generator (`reset_parameters`), like torch's
+own layers. In a training run, every parameter has its own generator, seeded from the run's seed and
+the name of the parameter (`first_value`), so that values do not depend on the order of the
+parameters or the number of processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -25,19 +25,19 @@ class Fill(Protocol):
     def __call__(self, tensor: Tensor, generator: Generator | None = None) -> object: ...
 
 
-@runtime_checkable
-class HasInitialValues(Protocol):
-    def initial_values(self) -> Iterator[tuple[str, Fill]]: ...
+class InitializedModule(nn.Module):
+    """Base class of modules with their own initialization."""
 
+    def initial_values(self) -> Iterator[tuple[str, Fill]]:
+        return iter(())
 
-def reset(layer: nn.Module) -> None:
-    """Initialize the parameters of a layer from torch's global generator."""
-    assert isinstance(layer, HasInitialValues)
-    for name, fill in layer.initial_values():
-        parameter = layer.get_parameter(name)
-        # Skip meta tensors: filling one has no effect, but makes torch import its compiler.
-        if not parameter.is_meta:
-            fill(parameter)
+    def reset_parameters(self) -> None:
+        """Initialize the parameters from torch's global generator."""
+        for name, fill in self.initial_values():
+            parameter = self.get_parameter(name)
+            # Skip meta tensors: filling one has no effect, but makes torch import its compiler.
+            if not parameter.is_meta:
+                fill(parameter)
 
 
 def fills(model: nn.Module) -> dict[str, Fill]:
@@ -45,7 +45,7 @@ def fills(model: nn.Module) -> dict[str, Fill]:
     return {
         f"{prefix}.{name}" if prefix else name: fill
         for prefix, module in model.named_modules()
-        if isinstance(module, HasInitialValues)
+        if isinstance(module, InitializedModule)
         for name, fill in module.initial_values()
     }
 
@@ -65,24 +65,17 @@ def first_value(seed: int, name: str, fill: Fill, like: Tensor) -> Tensor:
     return tensor
 
 
-def zeros(tensor: Tensor, generator: Generator | None = None) -> object:
-    return nn.init.zeros_(tensor)
+def constant(*values: float) -> Fill:
+    """Fill a tensor with a value, or each of several equal parts with its value."""
 
-
-def ones(tensor: Tensor, generator: Generator | None = None) -> object:
-    return nn.init.ones_(tensor)
-
-
-def constant(value: float) -> Fill:
-    return lambda tensor, generator=None: nn.init.constant_(tensor, value)
-
-
-def values(*numbers: float) -> Fill:
-    def fill(tensor: Tensor, generator: Generator | None = None) -> object:
-        with torch.no_grad():
-            return tensor.copy_(tensor.new_tensor(numbers))
+    def fill(tensor: Tensor, generator: Generator | None = None) -> None:
+        for part, value in zip(tensor.detach().chunk(len(values)), values, strict=True):
+            part.fill_(value)
 
     return fill
+
+
+zeros, ones = constant(0.0), constant(1.0)
 
 
 def normal(std: float) -> Fill:

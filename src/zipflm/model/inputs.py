@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.types import Device
 
@@ -20,17 +20,24 @@ from zipflm.config.layers import NUM_BYTES
 from zipflm.kernels import checked_ids, statistics_dtype
 from zipflm.model import initialization
 from zipflm.model.bands import Bands
-from zipflm.model.initialization import Fill
+from zipflm.model.initialization import Fill, InitializedModule
 
 if TYPE_CHECKING:
     from zipflm.model.sharded_tables import TableShards
 
+PADDING, END, UNKNOWN = 1, 2, 3
+"""Ids of `<pad>`, `</s>` and `<unk>` in every vocabulary of this package."""
 
-class FixedEmbedding(nn.Module):
-    """One table, followed by a bias-free projection if its width is not the decoder's."""
+
+class TableLayer(InitializedModule):
+    """Base class of input and output layers with word tables."""
 
     table_shards: TableShards | None = None
-    """Set if the rows of the table are split over processes (`model.sharded_tables`)."""
+    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
+
+
+class FixedEmbedding(TableLayer):
+    """One table, followed by a bias-free projection if its width is not the decoder's."""
 
     def __init__(
         self,
@@ -52,9 +59,6 @@ class FixedEmbedding(nn.Module):
         )
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
-
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         yield "table", initialization.table(self.padding_idx)
         if self.projection is not None:
@@ -71,7 +75,7 @@ class FixedEmbedding(nn.Module):
         return hidden if self.projection is None else self.projection(hidden)
 
 
-class AdaptiveEmbedding(nn.Module):
+class AdaptiveEmbedding(TableLayer):
     """Wide vectors for frequent words, narrow ones for rare words, projected to one width
     (section 3 of the paper).
 
@@ -79,9 +83,6 @@ class AdaptiveEmbedding(nn.Module):
     >>> AdaptiveEmbedding(bands)(torch.tensor([[3, 150, 999]])).shape
     torch.Size([1, 3, 64])
     """
-
-    table_shards: TableShards | None = None
-    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
 
     def __init__(
         self,
@@ -116,9 +117,6 @@ class AdaptiveEmbedding(nn.Module):
             for width in bands.widths
         )
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         for band in range(self.bands.num_bands):
@@ -205,7 +203,7 @@ class UniqueTokens(NamedTuple):
         return self.indices_BT.shape
 
 
-class CharacterEmbedding(nn.Module):
+class CharacterEmbedding(InitializedModule):
     """Convolutions over the bytes of a word, max-pooled, then highway layers and a projection.
 
     As in the published code, every word is padded to the same number of bytes, max-pooling includes
@@ -221,15 +219,10 @@ class CharacterEmbedding(nn.Module):
         filters: tuple[tuple[int, int], ...],
         highway_layers: int,
         num_symbols: int = NUM_BYTES,
-        padding_idx: int = 1,
-        symbol_ids: tuple[int, int] = (2, 3),
     ):
         """`spellings_VC` holds the bytes of every word, each plus 1, with markers if any, and
-        padded with 0. All values are below `num_symbols`. `symbol_ids` are the words with learned
-        vectors."""
+        padded with 0. All values are below `num_symbols`."""
         super().__init__()
-        self.padding_idx: int = padding_idx
-        self.symbol_ids: tuple[int, int] = symbol_ids
         # Not saved: it can be rebuilt from the vocabulary, which every checkpoint contains.
         self.spellings_VC: Tensor
         self.register_buffer("spellings_VC", spellings_VC, persistent=False)
@@ -242,7 +235,7 @@ class CharacterEmbedding(nn.Module):
             nn.Linear(features, 2 * features) for _ in range(highway_layers)
         )
         self.projection: nn.Linear = nn.Linear(features, out_dim)
-        self.symbols: nn.Parameter = nn.Parameter(torch.empty(len(symbol_ids), out_dim))
+        self.symbols: nn.Parameter = nn.Parameter(torch.empty(2, out_dim))
         self.reset_parameters()
 
     def reserve(self, num_words: int) -> int:
@@ -252,9 +245,6 @@ class CharacterEmbedding(nn.Module):
         spellings_VC[:first] = self.spellings_VC
         self.spellings_VC = spellings_VC
         return first
-
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         yield "bytes", initialization.xavier_normal(zero_row=0)
@@ -266,7 +256,8 @@ class CharacterEmbedding(nn.Module):
             yield f"convolutions.{index}.bias", fill
         for index in range(len(self.highway)):
             yield f"highway.{index}.weight", initialization.xavier_normal()
-            yield f"highway.{index}.bias", _carry_bias
+            # Gates start at 1, so that the layers pass most of their input through.
+            yield f"highway.{index}.bias", initialization.constant(0.0, 1.0)
         yield "projection.weight", initialization.xavier_uniform()
         yield "projection.bias", initialization.zeros
 
@@ -281,12 +272,12 @@ class CharacterEmbedding(nn.Module):
     def _embed(self, words_N: Tensor) -> Tensor:
         words_N = checked_ids("words", words_N, len(self.spellings_VC))
         hidden_ND = self._embed_bytes(self.spellings_VC[words_N].long())
-        for index, word in enumerate(self.symbol_ids):
+        for index, word in enumerate((END, UNKNOWN)):
             is_symbol_N1 = (words_N == word).unsqueeze(1)
             hidden_ND = torch.where(
                 is_symbol_N1, self.symbols[index].to(hidden_ND.dtype), hidden_ND
             )
-        return hidden_ND.masked_fill((words_N == self.padding_idx).unsqueeze(1), 0.0)
+        return hidden_ND.masked_fill((words_N == PADDING).unsqueeze(1), 0.0)
 
     def _embed_bytes(self, bytes_NC: Tensor) -> Tensor:
         chars_NEC = F.embedding(bytes_NC, self.bytes, padding_idx=0).transpose(1, 2)
@@ -315,11 +306,3 @@ class _PooledConvolution(nn.Module):
     def forward(self, chars_NEC: Tensor) -> Tensor:
         features = F.conv2d(chars_NEC.unsqueeze(2), self.weight.unsqueeze(2), self.bias)
         return features.amax(dim=(-2, -1))
-
-
-def _carry_bias(tensor: Tensor, generator: Generator | None = None) -> None:
-    """Set the biases of the gates to 1 and all other biases to 0, so that highway layers initially
-    pass most of their input through."""
-    transform, gate = tensor.chunk(2)
-    nn.init.zeros_(transform)
-    nn.init.ones_(gate)

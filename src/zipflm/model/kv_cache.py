@@ -59,8 +59,6 @@ class KeyValueCache:
         self.keys_LBHCK, self.values_LBHCK = keys_LBHCK, values_LBHCK
         self.lengths = list(lengths)
         """Number of words in each row."""
-        self._capacities = [self.capacity] * len(lengths)
-        """Maximum length of each row."""
         self._slots: tuple[Tensor, Tensor] | None = None
         """Rows [B, 1] and positions [B, T] of the new words, if rows differ in length."""
 
@@ -154,10 +152,7 @@ class KeyValueCache:
     def join(self, cache: KeyValueCache, capacity: int) -> None:
         """Append all rows of another cache. `capacity` is the maximum length of the new rows."""
         first = self.rows
-        capacities = [max(capacity, length) for length in cache.lengths]
-        longest = max(capacities + self._capacities + self.lengths)
-        self._reserve(cache, first + cache.rows, longest)
-        self._capacities += capacities
+        self._reserve(cache, first + cache.rows, max(capacity, self.capacity, *cache.lengths))
         self.lengths = self.lengths + cache.lengths
         self.fill(range(first, self.rows), cache)
 
@@ -169,14 +164,13 @@ class KeyValueCache:
         for row, length in zip(rows, cache.lengths, strict=True):
             self.lengths[row] = length
 
-    def full(self, length: int) -> list[int]:
-        """Return the rows with `length` or more words."""
-        return [row for row, row_length in enumerate(self.lengths) if row_length >= length]
-
-    def empty(self, rows: Collection[int]) -> None:
-        """Remove all words of these rows but keep the rows."""
-        for row in rows:
+    def empty_full(self, length: int) -> list[int]:
+        """Remove all words of the rows with `length` or more words, but keep the rows. Return their
+        indices."""
+        full = [row for row, row_length in enumerate(self.lengths) if row_length >= length]
+        for row in full:
             self.lengths[row] = 0
+        return full
 
     def drop(self, rows: Collection[int]) -> list[int]:
         """Remove these rows. Return the old indices of the remaining rows, in their new order.
@@ -193,7 +187,6 @@ class KeyValueCache:
                 buffer[:, gap, :, used] = buffer[:, row, :, used]
             order[gap] = row
         self.lengths = [self.lengths[row] for row in order]
-        self._capacities = [self._capacities[row] for row in order]
         if not kept:  # free the memory
             layers, _, heads, _, width = self.keys_LBHCK.shape
             self.keys_LBHCK = self.keys_LBHCK.new_empty(layers, 0, heads, 0, width)
@@ -201,7 +194,7 @@ class KeyValueCache:
         return order
 
     def _reserve(self, like: KeyValueCache, rows: int, capacity: int) -> None:
-        """Reallocate if there is not enough room. The capacity can then become smaller."""
+        """Reallocate if there is not enough room."""
         if rows <= self.keys_LBHCK.shape[1] and capacity <= self.capacity:
             return
         layers, _, heads, _, width = like.keys_LBHCK.shape

@@ -25,14 +25,16 @@ from zipflm.kernels import Impl
 from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.decoders import Decoder, build_decoder
 from zipflm.model.decoders.constant_state import RowStates
-from zipflm.model.inputs import AdaptiveEmbedding, CharacterEmbedding, FixedEmbedding, UniqueTokens
+from zipflm.model.inputs import (
+    PADDING,
+    UNKNOWN,
+    AdaptiveEmbedding,
+    CharacterEmbedding,
+    FixedEmbedding,
+    UniqueTokens,
+)
 from zipflm.model.kv_cache import KeyValueCache, Past
 from zipflm.model.outputs import FullSoftmax
-
-PADDING = 1
-"""Id of `<pad>` in every vocabulary of this package."""
-UNKNOWN = 3
-"""Id of `<unk>` in every vocabulary of this package."""
 
 InputLayer = FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding
 
@@ -152,7 +154,6 @@ def _input_layer(config: ModelConfig, spellings: Tensor | None) -> InputLayer:
                 filters=chars.filters,
                 highway_layers=chars.highway_layers,
                 num_symbols=chars.num_symbols,
-                padding_idx=PADDING,
             )
         case _:
             assert_never(config.input)

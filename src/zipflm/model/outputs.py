@@ -11,7 +11,6 @@ Shapes: ... any leading dimensions, N flattened tokens, D model width, V words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +19,16 @@ from torch.nn import functional as F
 from zipflm.kernels import Impl, checked_ids, linear_nll, linear_nll_sum, statistics_dtype
 from zipflm.model import initialization
 from zipflm.model.initialization import Fill
-from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
-
-if TYPE_CHECKING:
-    from zipflm.model.sharded_tables import TableShards
+from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding, TableLayer
 
 NllOp = Callable[..., Tensor]
 """`linear_nll` or `linear_nll_sum`."""
 
 
-class OutputLayer(nn.Module):
+class OutputLayer(TableLayer):
     """Base class of output layers."""
 
     in_dim: int
-    table_shards: TableShards | None = None
-    """Set if the rows of the tables are split over processes (`model.sharded_tables`)."""
     unknown_id: int | None = None
     """Id that replaces targets beyond the vocabulary. If None, such targets raise an error."""
 
@@ -43,25 +37,22 @@ class OutputLayer(nn.Module):
         """First id of every band, then the vocabulary size."""
         raise NotImplementedError
 
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
-
     def nll(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """Return -log p(target), shaped like `targets`; 0, with no gradient, where `scored` is
         False."""
-        return self._nll(linear_nll, hidden, targets, scored).view(targets.shape)
+        return self._flatten_and_score(linear_nll, hidden, targets, scored).view(targets.shape)
 
     def nll_sum(self, hidden: Tensor, targets: Tensor, scored: Tensor | None = None) -> Tensor:
         """Return the sum of `nll`, a scalar with a cheaper gradient. Use it for training."""
-        return self._nll(linear_nll_sum, hidden, targets, scored)
+        return self._flatten_and_score(linear_nll_sum, hidden, targets, scored)
 
-    def _nll(self, nll: NllOp, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
+    def _score(self, nll: NllOp, hidden_ND: Tensor, targets_N: Tensor, scored_N: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _flatten(
-        self, hidden: Tensor, targets: Tensor, scored: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Flatten to one row per token, after checking shapes and targets.
+    def _flatten_and_score(
+        self, nll: NllOp, hidden: Tensor, targets: Tensor, scored: Tensor | None
+    ) -> Tensor:
+        """Score one row per token, after checking shapes and targets.
 
         Tokens that are not scored get target 0 and a vector of zeros, because infinity or NaN in
         their vectors would spread to the gradients of all projections.
@@ -83,9 +74,13 @@ class OutputLayer(nn.Module):
         targets_N = checked_ids("targets", targets, vocab_size, scored).reshape(-1)
         hidden_ND = hidden.reshape(-1, hidden.shape[-1])
         if scored is None:
-            return hidden_ND, targets_N, torch.ones_like(targets_N, dtype=torch.bool)
-        scored_N = scored.reshape(-1)
-        return hidden_ND.where(scored_N.unsqueeze(1), 0.0), targets_N, scored_N
+            scored_N = torch.ones_like(targets_N, dtype=torch.bool)
+        else:
+            scored_N = scored.reshape(-1)
+            hidden_ND = hidden_ND.where(scored_N.unsqueeze(1), 0.0)
+        if self.table_shards is not None:
+            nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
+        return self._score(nll, hidden_ND, targets_N, scored_N)
 
 
 class FullSoftmax(OutputLayer):
@@ -132,10 +127,7 @@ class FullSoftmax(OutputLayer):
         assert table is not None
         return table
 
-    def _nll(self, nll: NllOp, hidden: Tensor, targets: Tensor, scored: Tensor | None) -> Tensor:
-        hidden_ND, targets_N, scored_N = self._flatten(hidden, targets, scored)
-        if self.table_shards is not None:
-            nll, targets_N, scored_N = self.table_shards.scoring(nll, targets_N, scored_N)
+    def _score(self, nll: NllOp, hidden_ND: Tensor, targets_N: Tensor, scored_N: Tensor) -> Tensor:
         return nll(self._project(hidden_ND), self.weight, targets_N, scored_N, self.impl)
 
     @property

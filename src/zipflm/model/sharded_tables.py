@@ -36,6 +36,7 @@ of a band, F width of all bands together, V rows of this process.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -43,16 +44,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
-from zipflm.kernels import Impl, Rows, cast_for_matmul, linear_nll_sum, statistics_dtype
+from zipflm.kernels import (
+    Impl,
+    Rows,
+    cast_for_matmul,
+    choose_kernels,
+    linear_nll_sum,
+    statistics_dtype,
+)
 from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
-from zipflm.model.adaptive_softmax import AdaptiveSoftmax
-from zipflm.model.inputs import AdaptiveEmbedding, FixedEmbedding
-from zipflm.model.outputs import FullSoftmax
+from zipflm.model.inputs import TableLayer
 
-_LAYERS = FixedEmbedding | AdaptiveEmbedding | FullSoftmax | AdaptiveSoftmax
 _TABLES = ("table", "embeddings", "clusters")
 """Parameters with one row per word or tail band, in input and output layers."""
 
@@ -75,17 +80,10 @@ class TableShards:
         self.rank: int = mesh.get_local_rank()
         self.size: int = mesh.size()
 
-    def shard(self, table: Tensor) -> DTensor:
-        """Return this process's rows of a replicated table."""
-        first, end = self.rows(len(table))
-        return DTensor.from_local(
-            table[first:end].clone(),
-            self._mesh,
-            (Shard(0),),
-            run_check=False,
-            shape=table.shape,
-            stride=table.stride(),
-        )
+    def shard(self, table: Tensor) -> Tensor:
+        """Return this process's rows of a replicated table, as a `DTensor`."""
+        # A clone, because a view would keep the whole table in memory.
+        return distribute_tensor(table, self._mesh, [Shard(0)], src_data_rank=None).clone()
 
     def rows(self, num_rows: int) -> tuple[int, int]:
         """Return the start and end of this process's rows in a table of `num_rows`."""
@@ -147,11 +145,12 @@ class TableShards:
             rows: Rows = "most",
         ) -> Tensor:
             hidden_NE = cast_for_matmul(hidden_NE)
+            kernels = choose_kernels(hidden_NE, "auto", rows)  # the reference has no shards
             tables = (table,) if isinstance(table, Tensor) else table
             local_A = self._local_targets(tables, targets_A)
             weights = [_local(table).to(hidden_NE.dtype) for table in tables]
             nll_N: Tensor = _Nll.apply(  # type: ignore[no-untyped-call]
-                hidden_NE, local_A, active_A, self, impl, rows, *weights
+                hidden_NE, local_A, active_A, self, kernels, *weights
             )
             return nll_N.sum() if nll is linear_nll_sum else nll_N
 
@@ -200,7 +199,7 @@ def shard_tables(model: nn.Module, shards: TableShards) -> list[str]:
     """
     sharded = []
     for path, layer in list(model.named_modules()):
-        if not isinstance(layer, _LAYERS):
+        if not isinstance(layer, TableLayer):
             continue
         layer.table_shards = shards
         for name, table in list(layer.named_parameters()):
@@ -237,14 +236,13 @@ class _Nll(torch.autograd.Function):
         targets_A: Tensor,
         active_A: Tensor,
         shards: TableShards,
-        impl: Impl,
-        rows: Rows,
+        kernels: ModuleType,
         *weights: Tensor,
     ) -> Tensor:
         weight_VE = weights[0] if len(weights) == 1 else torch.cat(weights)
         num_tokens, padded = len(hidden_NE), len(targets_A) // shards.size
         hidden_AE = shards.gather(_pad(hidden_NE, padded))
-        statistics = shard_statistics(hidden_AE, weight_VE, targets_A, active_A, impl, rows=rows)
+        statistics = shard_statistics(kernels, hidden_AE, weight_VE, targets_A, active_A)
         lse_PM, target_PM = shards.all_to_all(
             torch.stack([values.view(shards.size, padded) for values in statistics], dim=1)
         ).unbind(1)
@@ -255,23 +253,23 @@ class _Nll(torch.autograd.Function):
             lse_A = shards.gather(lse_M)
             ctx.save_for_backward(hidden_AE, weight_VE, targets_A, active_A, lse_A)
             ctx.sizes = num_tokens, [len(weight) for weight in weights]
-            ctx.options = shards, impl, rows
+            ctx.shards, ctx.kernels = shards, kernels
         return nll_M[:num_tokens]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
-        (num_tokens, sizes), (shards, impl, rows) = ctx.sizes, ctx.options
+        (num_tokens, sizes), shards = ctx.sizes, ctx.shards
         hidden_AE, weight_VE, targets_A, active_A, lse_A = ctx.saved_tensors
         grad_A = shards.gather(_pad(grad_N, len(lse_A) // shards.size))
         d_hidden_AE, d_weight_VE = shard_gradients(
-            grad_A, hidden_AE, weight_VE, targets_A, active_A, lse_A, impl, rows=rows
+            ctx.kernels, grad_A, hidden_AE, weight_VE, targets_A, active_A, lse_A
         )
         d_hidden_NE = shards.reduce_scatter(d_hidden_AE)[:num_tokens]
         first, *others = torch.split(d_weight_VE, sizes)
         # Views would keep all of d_weight_VE in memory; these have few rows.
         copies = [other.clone() for other in others]
-        return d_hidden_NE, None, None, None, None, None, first, *copies
+        return d_hidden_NE, None, None, None, None, first, *copies
 
 
 def _local(table: Tensor) -> Tensor:

@@ -15,12 +15,13 @@ from zipflm.config import Recompute
 from zipflm.config.decoder import Decoder
 from zipflm.kernels import cast_for_matmul
 from zipflm.kernels.dropout import dropout
+from zipflm.model.initialization import InitializedModule
 
 States = tuple[Tensor, ...]
 """Tensors [B, ...], defined by the layers."""
 
 
-class ConstantStateLayer(nn.Module):
+class ConstantStateLayer(InitializedModule):
     """`layer(hidden_BTD, states) -> hidden_BTD, states`, with dropout on its input."""
 
     state_shapes: list[tuple[int, ...]]
@@ -124,7 +125,7 @@ class RowStates:
         self.tensors = self.select(kept).tensors
         return kept
 
-    def full(self, length: int) -> list[int]:
+    def empty_full(self, length: int) -> list[int]:
         """Return an empty list: states have room for any number of words."""
         return []
 

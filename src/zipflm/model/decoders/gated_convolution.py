@@ -26,7 +26,7 @@ from zipflm.model.decoders.constant_state import (
     prepend_past,
     windows,
 )
-from zipflm.model.initialization import Fill
+from zipflm.model.initialization import Fill, InitializedModule
 
 
 class GatedConvolution(ConstantStateDecoder):
@@ -69,7 +69,7 @@ class _Block(ConstantStateLayer):
         return (hidden + residual) * math.sqrt(0.5), after
 
 
-class WeightNormalized(nn.Module):
+class WeightNormalized(InitializedModule):
     """A convolution, or with kernel 1 a linear layer, with weight normalization (Salimans and
     Kingma, 2016)."""
 
@@ -80,7 +80,7 @@ class WeightNormalized(nn.Module):
         self.gain_N = nn.Parameter(torch.empty(out_width))
         self.bias_N = nn.Parameter(torch.empty(out_width))
         self._cached: tuple[object, Tensor] | None = None
-        initialization.reset(self)
+        self.reset_parameters()
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         # The larger the norm of a direction, the more slowly it changes. Start with about the norm

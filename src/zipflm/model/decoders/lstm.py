@@ -8,8 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from zipflm.config import LSTMDecoder
 from zipflm.kernels.dropout import dropout
@@ -37,13 +36,15 @@ class _Layer(ConstantStateLayer):
             batch_first=True,
         )
         self.state_shapes = [(config.dim,), (config.hidden_dim,)]
-        initialization.reset(self)
+        self.reset_parameters()
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         default = initialization.torch_linear(self.cells.hidden_size)
+        # The forget gates, the second of four, start at 1, so that cells keep most of their values.
+        forget = initialization.constant(0.0, 1.0, 0.0, 0.0)
         for name, _ in self.cells.named_parameters():
             is_weight = name.startswith("weight")
-            bias = _forget_bias if name.startswith("bias_ih") else initialization.zeros
+            bias = forget if name.startswith("bias_ih") else initialization.zeros
             yield f"cells.{name}", default if is_weight else bias
 
     def forward(self, hidden: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -51,11 +52,3 @@ class _Layer(ConstantStateLayer):
         output, cells = (state.to(hidden.dtype).unsqueeze(0) for state in states)
         hidden, (output, cells) = self.cells(hidden, (output, cells))
         return hidden, [output.squeeze(0), cells.squeeze(0)]
-
-
-def _forget_bias(tensor: Tensor, generator: Generator | None = None) -> object:
-    """Set the bias of the forget gates (the second of four) to 1 and the others to 0, so that
-    cells initially keep most of their values."""
-    with torch.no_grad():
-        tensor.zero_().chunk(4)[1].fill_(1.0)
-    return tensor

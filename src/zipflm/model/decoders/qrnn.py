@@ -41,7 +41,7 @@ class _Layer(ConstantStateLayer):
         self.window, self.rate = window, rate
         self.gates: nn.Linear = nn.Linear(window * in_width, 3 * width)
         self.state_shapes = [(width,)] + ([(window - 1, in_width)] if window > 1 else [])
-        initialization.reset(self)
+        self.reset_parameters()
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         # Two gates in sequence shrink the signal. PyTorch's default weights would shrink it more.

@@ -28,17 +28,8 @@ from zipflm.kernels import cast_for_matmul
 from zipflm.kernels.dropout import dropout, new_seed, relu_dropout
 from zipflm.model import initialization
 from zipflm.model.decoders.positions import rotate, rotations_for, sinusoids
-from zipflm.model.initialization import Fill
+from zipflm.model.initialization import Fill, InitializedModule
 from zipflm.model.kv_cache import KeyValueCache, Past
-
-
-class Memory(NamedTuple):
-    """A layer's part of the cache, and the words that each new word may attend to."""
-
-    cache: Past
-    layer: int
-    visible_TS: Tensor | None
-    """See `Past.visible`."""
 
 
 class Shared(NamedTuple):
@@ -46,6 +37,9 @@ class Shared(NamedTuple):
 
     rotation: tuple[Tensor, Tensor] | None
     input_BTD: Tensor
+    cache: Past | None = None
+    visible_TS: Tensor | None = None
+    """See `Past.visible`."""
     first_value_BTHK: Tensor | None = None
     """Attention values of the first layer, for all later layers."""
 
@@ -58,7 +52,7 @@ class Seeds(NamedTuple):
     feed_forward: Tensor | None
 
 
-class Transformer(nn.Module):
+class Transformer(InitializedModule):
     """Causal Transformer from embedded words to hidden vectors.
 
     The state is a key-value cache. New words follow the cached ones and are added to the cache.
@@ -67,7 +61,7 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerDecoder):
         super().__init__()
         self.config = config
-        layers = (DecoderLayer(config, is_first=i == 0) for i in range(config.num_layers))
+        layers = (DecoderLayer(config, index) for index in range(config.num_layers))
         self.layers: nn.ModuleList = nn.ModuleList(layers)
         self.final_norm: nn.Module = _norm(config) if config.final_norm else nn.Identity()
 
@@ -116,12 +110,11 @@ class Transformer(nn.Module):
                 assert_never(config.positions)
         hidden_BTD = dropout(hidden_BTD, config.dropout, self.training)
         visible_TS = None if cache is None else cache.visible(length)
-        shared = Shared(rotation, hidden_BTD)
+        shared = Shared(rotation, hidden_BTD, cache, visible_TS)
         for index, layer in enumerate(self.layers):
-            memory = None if cache is None else Memory(cache, index, visible_TS)
             if layer_inputs is not None:
                 layer_inputs.append(hidden_BTD)
-            hidden_BTD, value_BTHK = layer(hidden_BTD, shared, memory)
+            hidden_BTD, value_BTHK = layer(hidden_BTD, shared)
             if index == 0:
                 shared = shared._replace(first_value_BTHK=value_BTHK)
         if cache is not None:
@@ -129,12 +122,12 @@ class Transformer(nn.Module):
         return self.final_norm(hidden_BTD), cache
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(InitializedModule):
     """Attention, then feed-forward, each with a residual and a norm."""
 
-    def __init__(self, config: TransformerDecoder, is_first: bool = False):
+    def __init__(self, config: TransformerDecoder, index: int):
         super().__init__()
-        self.config = config
+        self.config, self.index = config, index
         self.recompute: Recompute = "none"
         dim, ffn_dim, bias = config.dim, config.ffn_dim, config.bias
         self.attention_norm: nn.Module = _norm(config)
@@ -149,14 +142,11 @@ class DecoderLayer(nn.Module):
             self.gate: nn.Linear = nn.Linear(dim, config.num_heads, bias=False)
         if config.input_residual:
             self.input_weights: nn.Parameter = nn.Parameter(torch.empty(2))
-        self.returns_values: bool = config.value_residual and is_first
-        self.mixes_values: bool = config.value_residual and not is_first
+        self.returns_values: bool = config.value_residual and index == 0
+        self.mixes_values: bool = config.value_residual and index > 0
         if self.mixes_values:
             self.value_weights: nn.Parameter = nn.Parameter(torch.empty(2))
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        initialization.reset(self)
 
     def initial_values(self) -> Iterator[tuple[str, Fill]]:
         init = self.config.init
@@ -181,22 +171,20 @@ class DecoderLayer(nn.Module):
         if self.config.attention_gate:
             yield "gate.weight", initialization.zeros
         if self.config.input_residual:
-            yield "input_weights", initialization.values(1.0, 0.1)
+            yield "input_weights", initialization.constant(1.0, 0.1)
         if self.mixes_values:
-            yield "value_weights", initialization.values(0.5, 0.5)
+            yield "value_weights", initialization.constant(0.5, 0.5)
 
-    def forward(
-        self, hidden_BTD: Tensor, shared: Shared, memory: Memory | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_BTD: Tensor, shared: Shared) -> tuple[Tensor, Tensor | None]:
         """Return hidden vectors, and attention values if later layers need them."""
         # Draw seeds first: recomputed parts must not draw again.
         rates = self.config.dropout, self.config.relu_dropout, self.config.dropout
         seeds = Seeds(*(new_seed(hidden_BTD, rate, self.training) for rate in rates))
         # With a cache or without gradients, there is no backward pass.
-        is_inference = memory is not None or not torch.is_grad_enabled()
+        is_inference = shared.cache is not None or not torch.is_grad_enabled()
         match "none" if is_inference else self.recompute:
             case "none":
-                hidden_BTD, value = self._add_attention(hidden_BTD, shared, seeds, memory)
+                hidden_BTD, value = self._add_attention(hidden_BTD, shared, seeds)
             case "attention":
                 hidden_BTD, value = recomputed(self._add_attention, hidden_BTD, shared, seeds)
             case "layer":
@@ -212,13 +200,13 @@ class DecoderLayer(nn.Module):
         return self._add_feed_forward(hidden_BTD, seeds), value_BTHK
 
     def _add_attention(
-        self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds, memory: Memory | None = None
+        self, hidden_BTD: Tensor, shared: Shared, seeds: Seeds
     ) -> tuple[Tensor, Tensor | None]:
         if self.config.input_residual:
             hidden_weight, input_weight = self.input_weights
             hidden_BTD = hidden_weight * hidden_BTD + input_weight * shared.input_BTD
         normed_BTD = self._pre_norm(self.attention_norm, hidden_BTD)
-        attended_BTD, value_BTHK = self._attend(normed_BTD, shared, memory)
+        attended_BTD, value_BTHK = self._attend(normed_BTD, shared)
         rate = self.config.dropout
         added_BTD = dropout(attended_BTD, rate, self.training, seeds.attention)
         return self._post_norm(self.attention_norm, hidden_BTD + added_BTD), value_BTHK
@@ -238,13 +226,11 @@ class DecoderLayer(nn.Module):
         is_after = self.config.norm_position == "after"
         return norm(summed_BTD).to(summed_BTD.dtype) if is_after else summed_BTD
 
-    def _attend(
-        self, normed_BTD: Tensor, shared: Shared, memory: Memory | None
-    ) -> tuple[Tensor, Tensor | None]:
-        config = self.config
+    def _attend(self, normed_BTD: Tensor, shared: Shared) -> tuple[Tensor, Tensor | None]:
+        config, cache = self.config, shared.cache
         query, key, value = (
             projected.view(*projected.shape[:-1], config.num_heads, -1)  # B, T, H, K
-            for projected in self._project(normed_BTD, is_step=memory is not None)
+            for projected in self._project(normed_BTD, is_step=cache is not None)
         )
         if config.qk_norm:
             query, key = (F.rms_norm(x, x.shape[-1:]) for x in (query, key))
@@ -257,13 +243,12 @@ class DecoderLayer(nn.Module):
         value_BTHK = value if self.returns_values else None
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         rate = config.attention_dropout if self.training else 0.0
-        visible_TS, is_causal = None, True
-        if memory is not None:
-            key, value = memory.cache.extend(memory.layer, key, value)
-            visible_TS = memory.visible_TS
-            is_causal = visible_TS is None and query.shape[2] > 1
+        is_causal = True
+        if cache is not None:
+            key, value = cache.extend(self.index, key, value)
+            is_causal = shared.visible_TS is None and query.shape[2] > 1
         attended_BHTK = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible_TS, is_causal=is_causal, dropout_p=rate
+            query, key, value, attn_mask=shared.visible_TS, is_causal=is_causal, dropout_p=rate
         )
         attended_BTHK = attended_BHTK.transpose(1, 2)
         if config.attention_gate:
