@@ -262,12 +262,12 @@ def _datasets() -> list[dict[str, Any]]:
 
 
 def _models(name: Name) -> list[dict[str, Any]]:
-    from zipflm.presets import FACTORIZATIONS, preset, rivals, variants
+    from zipflm.presets import FACTORIZATIONS, preset, rivals, variants_of
 
     configs = [
         preset(name.dataset, factorization, size=name.size, variant=variant)
         for factorization in FACTORIZATIONS
-        for variant in (None, *variants(name.dataset, factorization))
+        for variant in (None, *variants_of(name.dataset, factorization))
     ]
     if name.size == "base":
         configs += rivals.MODELS.get(name.dataset, {}).values()

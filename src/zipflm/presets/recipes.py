@@ -1,28 +1,24 @@
-"""Training recipes: functions from a complete config to a complete config.
+"""Training recipes.
 
-`paper` is the identity. `modern` changes training settings and the decoder, but not the input and
-output layers, so that factorizations stay comparable.
+`paper` leaves a preset unchanged. `modern` changes training settings and the decoder, but not the
+input and output layers, so that factorizations stay comparable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
 from zipflm.config import Banded, Config, Muon, TransformerDecoder, WarmupDecay, require
-from zipflm.presets import MODERN_DECODER, Dataset, dataset_of, from_name
+from zipflm.presets import MODERN_DECODER, dataset_of, from_name
+from zipflm.presets.family import Family
 from zipflm.settings import override
 
-Recipe = Callable[[Config, Dataset], Config]
+RECIPES = ("paper", "modern")
 
 
-def paper(config: Config, dataset: Dataset) -> Config:
-    """Return the preset unchanged."""
-    return config
-
-
-def modern(config: Config, dataset: Dataset) -> Config:
+def modern(config: Config, dataset: Family) -> Config:
     """Use Muon and AdamW, warm-up and decay, and modern settings for a Transformer decoder."""
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
     if isinstance(decoder, TransformerDecoder):
@@ -57,13 +53,10 @@ def modern(config: Config, dataset: Dataset) -> Config:
     return replace(config, decoder=decoder, training=training)
 
 
-RECIPES: dict[str, Recipe] = {"paper": paper, "modern": modern}
-
-
-def apply(name: str, config: Config, dataset: Dataset) -> Config:
+def apply(recipe: str, config: Config, dataset: Family) -> Config:
     """Apply a recipe by name."""
-    require(name in RECIPES, "recipe", name, "choose from " + ", ".join(RECIPES))
-    return RECIPES[name](config, dataset)
+    require(recipe in RECIPES, "recipe", recipe, "choose from " + ", ".join(RECIPES))
+    return modern(config, dataset) if recipe == "modern" else config
 
 
 def resolve(
