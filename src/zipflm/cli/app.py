@@ -95,6 +95,12 @@ def command(
     return (group or app).command(name, cls=cls, epilog=epilog)
 
 
+def arguments(ctx: typer.Context, *own: str) -> dict[str, Any]:
+    """Return the arguments of a command, without its `own`, for the function of the same name in
+    `zipflm.api`. Its arguments have the same names."""
+    return {name: value for name, value in ctx.params.items() if name not in own}
+
+
 _Number = TypeVar("_Number", int, float)
 
 # Exit statuses; the last two are those of a shell for SIGINT and SIGPIPE.

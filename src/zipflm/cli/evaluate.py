@@ -30,6 +30,7 @@ from zipflm.cli.app import (
     Size,
     StallSeconds,
     TailDropout,
+    arguments,
     cleanup_on_sigterm,
     command,
     echo,
@@ -117,22 +118,8 @@ def evaluate(
     if weights or out:
         raise ValueError("--weights, --out: only for several score files; leave them out")
     with processes.started(device), cleanup_on_sigterm(), show_progress():
-        result = api.evaluate(
-            runs[0],
-            data=data,
-            split=split,
-            text=text,
-            encoding=encoding,
-            errors=errors,
-            block=block,
-            context=context,
-            break_mode=break_mode,
-            batch_tokens=batch_tokens,
-            device=device,
-            dtype=dtype,
-            checkpoint=checkpoint,
-            memory=memory or (),
-        )
+        scoring = arguments(ctx, "runs", "weights", "out", "as_json")
+        result = api.evaluate(runs[0], **scoring)
     if is_first_process():
         echo(result.as_json() if as_json else result.as_text())
 
