@@ -45,8 +45,10 @@ _WIKITEXT_VARIANTS: dict[str, dict[str, Overrides]] = {
         "input-64": ("input.dim=64",),
     },
     "SM-T": {"dropout-0.4": ("decoder.dropout=0.4",), "dim-256": _both(dim=256)},
-    "ASM": {f"input-{dim}": (f"input.dim={dim}",) for dim in (256, 128, 64, 32)}
-    | {"tail-dropout-0": ("output.tail_dropout=0",)},
+    "ASM": {
+        **{f"input-{dim}": (f"input.dim={dim}",) for dim in (256, 128, 64, 32)},
+        "tail-dropout-0": ("output.tail_dropout=0",),
+    },
     "ADP": {"tail-dropout-0": ("output.tail_dropout=0",)},
     "ADP-T": {
         "tie-embeddings": ("tie=embeddings",),
