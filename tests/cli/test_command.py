@@ -111,13 +111,6 @@ def test_values_can_look_like_options():
         assert "no such option" not in str(error.value)
 
 
-def test_unknown_setting_suggests_the_closest(word_data, tmp_path):
-    arguments = ["train", "tiny/ADP-T", "--data", word_data.path, "--out", tmp_path]
-    arguments = [*map(str, arguments), "max_updates=1"]
-    with pytest.raises(ValueError, match="key max_updates: did you mean training.max_updates"):
-        CliRunner().invoke(zipflm.cli.app, arguments, catch_exceptions=False)
-
-
 def test_resume_needs_a_run(word_data, tmp_path):
     out = tmp_path / "run"
     arguments = ["train", "tiny/ADP-T", "--data", str(word_data.path), "--out", str(out)]
