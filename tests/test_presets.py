@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from zipflm import Tie, preset
-from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, from_name, variants
+from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, from_name, variants_of
 from zipflm.settings import override
 
 
@@ -48,7 +48,7 @@ def test_tokens_per_update_match_the_paper():
         ("tiny/adp-t", "did you mean ADP-T?"),
         ("Tiny/ADP-T", "did you mean tiny?"),
         ("tiny", "write dataset/factorization, e.g. tiny/ADP-T"),
-        ("tiny/ADP-T/large", "tiny has one size"),
+        ("tiny/ADP-T/large", "size of tiny.ADP-T=.large.: choose from base"),
         ("wikitext-103/ADP-T/bands", "variant of wikitext-103/ADP-T='bands': choose from tie-"),
         ("wikitext-103/ADP-T/base/fairseq/more", r"write dataset/factorization\[/size\]"),
     ],
@@ -59,8 +59,8 @@ def test_unknown_names_list_choices(name, message):
 
 
 def test_variants_can_be_loaded_by_name():
-    assert variants("tiny", "ADP-T") == ("gcnn", "lstm", "qrnn")
-    for name in variants("wikitext-103", "SM"):
+    assert tuple(variants_of("tiny", "ADP-T")) == ("gcnn", "lstm", "qrnn")
+    for name in variants_of("wikitext-103", "SM"):
         assert from_name(f"wikitext-103/SM/{name}").name == f"wikitext-103/SM/{name}"
 
 
@@ -87,7 +87,7 @@ def test_rivals_have_published_parameter_counts(name, millions):
 
 def test_rivals_have_no_sizes_or_variants():
     for name in ("wikitext-103/GCNN-14/large", "wikitext-103/GCNN-14/lstm"):
-        with pytest.raises(ValueError, match="GCNN-14 has"):
+        with pytest.raises(ValueError, match="of wikitext-103.GCNN-14=.*: choose from (base|none)"):
             from_name(name)
 
 
@@ -107,7 +107,7 @@ def test_every_preset_has_the_factorization_in_its_name():
     for dataset in DATASETS:
         words = preset(dataset, "ADP-T").vocab_size
         for factorization in FACTORIZATIONS:
-            for variant in (None, *variants(dataset, factorization)):
+            for variant in (None, *variants_of(dataset, factorization)):
                 config = preset(dataset, factorization, variant=variant)
                 unit = "bpe" if factorization in ("BPE", "BPE-T") else "word"
                 assert config.batches.unit == unit

@@ -8,7 +8,7 @@ import torch
 from zipflm.config import Muon, WarmupDecay
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets import DATASETS, FACTORIZATIONS, dataset_of, preset
-from zipflm.presets.recipes import apply, fit_vocabulary, resolve
+from zipflm.presets.recipes import apply, resolve
 from zipflm.settings import override
 
 
@@ -71,6 +71,7 @@ def test_model_without_cutoffs_fits_any_vocabulary():
 
 
 def test_tiny_bands_scale_with_the_vocabulary():
+    assert resolve("tiny/ADP-T", "paper", [], 8000).output.cutoffs == (800, 3200)
     for size in (8, 100, 9000):
         config = resolve("tiny/ADP-T", "paper", [], size)
         assert config.vocab_size == size
@@ -86,7 +87,7 @@ def test_overrides_replace_scaled_cutoffs():
 def test_paper_cutoffs_are_fixed():
     config = resolve("wikitext-103/ADP-T", "paper", [], 100_000)
     assert config.input.cutoffs == (20_000, 60_000)
-    with pytest.raises(ValueError, match="input.cutoffs"):
+    with pytest.raises(ValueError, match="input.cutoffs=.* exceeds vocab_size=50000"):
         resolve("wikitext-103/ADP-T", "paper", [], 50_000)
     fixed = ["input.cutoffs=10000,20000", "output.cutoffs=10000,20000"]
     assert resolve("wikitext-103/ADP-T", "paper", fixed, 50_000).vocab_size == 50_000
@@ -99,20 +100,6 @@ def test_rejects_other_vocab_size_than_the_data(name):
             resolve(name, "paper", [f"vocab_size={size}"], 70_000)
     same = resolve(name, "paper", ["vocab_size=70_000"], 70_000)
     assert same == resolve(name, "paper", [], 70_000)
-
-
-@pytest.mark.parametrize("scale_cutoffs", [True, False])
-def test_fitting_the_same_size_changes_nothing(scale_cutoffs):
-    config = preset("tiny")
-    assert fit_vocabulary(config, config.vocab_size, scale_cutoffs=scale_cutoffs) is config
-
-
-def test_cutoffs_are_kept_or_scaled():
-    config = preset("tiny")
-    assert fit_vocabulary(config, 8000).output.cutoffs == (400, 1600)
-    assert fit_vocabulary(config, 8000, scale_cutoffs=True).output.cutoffs == (800, 3200)
-    with pytest.raises(ValueError, match=r"input.cutoffs=\(400, 1600\): .*only 1000 ids"):
-        fit_vocabulary(config, 1000)
 
 
 def test_parses_stages():

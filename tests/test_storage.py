@@ -18,7 +18,6 @@ from zipflm.storage import (
     InUse,
     atomic_write,
     atomic_write_text,
-    clear_abandoned,
     locked,
     new_folder,
     read_checksums,
@@ -403,19 +402,6 @@ def test_sole_writer_removes_leftovers(tmp_path):
     with sole_writer(run):
         assert sorted(os.listdir(run)) == [".lock", "another-run", "whole"]
     assert inner.exists()
-
-
-def test_stale_lock_of_a_finished_folder_is_removed(tmp_path):
-    out, lock = tmp_path / "out", tmp_path / ".out.lock"
-    out.mkdir()
-    (out / "file").touch()
-    for access in (
-        clear_abandoned,
-        lambda path: pytest.raises(FileExistsError, refuse_existing, path),
-    ):
-        lock.write_text("{}")
-        access(out)
-        assert os.listdir(tmp_path) == ["out"] and os.listdir(out) == ["file"]
 
 
 NAME = "train.tokens"

@@ -34,29 +34,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "AdaptiveEmbedding": "zipflm.model.inputs",
-    "AdaptiveSoftmax": "zipflm.model.adaptive_softmax",
-    "Bands": "zipflm.model.bands",
-    "Batches": "zipflm.data.batches",
-    "Blocks": "zipflm.config",
-    "Config": "zipflm.config",
-    "DataFolder": "zipflm.data.folder",
-    "LanguageModel": "zipflm.model.language_model",
-    "ModelConfig": "zipflm.config",
-    "Tie": "zipflm.config",
-    "TrainedModel": "zipflm.language.model",
-    "Vocabulary": "zipflm.data.vocabulary",
-    "build_memory": "zipflm.api",
-    "compare": "zipflm.api",
-    "evaluate": "zipflm.api",
-    "load": "zipflm.language.model",
-    "prepare": "zipflm.api",
-    "preset": "zipflm.presets",
-    "report": "zipflm.api",
-    "train": "zipflm.api",
-    "tune_memory": "zipflm.api",
+_NAMES = {
+    "zipflm.api": (
+        *("build_memory", "compare", "evaluate", "prepare", "report", "train", "tune_memory"),
+    ),
+    "zipflm.config": ("Blocks", "Config", "ModelConfig", "Tie"),
+    "zipflm.data.batches": ("Batches",),
+    "zipflm.data.folder": ("DataFolder",),
+    "zipflm.data.vocabulary": ("Vocabulary",),
+    "zipflm.language.model": ("TrainedModel", "load"),
+    "zipflm.model.adaptive_softmax": ("AdaptiveSoftmax",),
+    "zipflm.model.bands": ("Bands",),
+    "zipflm.model.inputs": ("AdaptiveEmbedding",),
+    "zipflm.model.language_model": ("LanguageModel",),
+    "zipflm.presets": ("preset",),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_HOME)  # noqa: PLE0605
 

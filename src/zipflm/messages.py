@@ -84,19 +84,13 @@ def read_file(path: Path) -> bytes:
 
 _REMEDIES = {
     errno.EACCES: "permission denied; change its permissions or choose another path",
-    errno.EPERM: "not permitted by the system; choose another path",
-    errno.EROFS: "on a read-only disk; choose a writable path",
     errno.ENOSPC: "the disk is full; free some space or choose a path on another disk",
     errno.EDQUOT: "disk quota exceeded; free some space or choose a path on another disk",
-    errno.EFBIG: "the file is too large for this disk; choose a path on another disk",
     errno.ENAMETOOLONG: "the file name is too long; use a shorter one",
     errno.ENOENT: "no such file or folder; check the path",
     errno.ENOTDIR: "part of this path is a file, not a folder; check the path",
     errno.EISDIR: "is a folder, not a file; use a file",
     errno.EEXIST: "already exists; choose another name or remove it first",
-    errno.ELOOP: "symbolic link loop; fix the link or use the real path",
-    errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
-    errno.EIO: "input/output error on the disk or network; try again or copy the file first",
 }
 
 

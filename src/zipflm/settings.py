@@ -191,27 +191,16 @@ def override(config: T, assignments: Iterable[str]) -> T:
 
 
 def keys_like(name: str, known: Sequence[str]) -> list[str]:
-    """Return the keys with the same last part as `name`; otherwise the key with the most similar
-    last part; otherwise all keys that end in `_` and the last part of `name`.
+    """Return the keys whose last part is the most similar to that of `name`, or ends in it.
 
-    >>> known = ["decoder.dim", "input.dim", "decoder.num_layers"]
+    >>> known = ["decoder.dim", "decoder.ffn_dim", "decoder.num_layers"]
     >>> keys_like("dim", known), keys_like("num_layer", known)
-    (['decoder.dim', 'input.dim'], ['decoder.num_layers'])
+    (['decoder.dim', 'decoder.ffn_dim'], ['decoder.num_layers'])
     """
-    by_last: dict[str, list[str]] = {}
-    for key in known:
-        by_last.setdefault(_last(key), []).append(key)
-    last = _last(name)[:200]
-    if last in by_last:
-        return by_last[last]
-    close = get_close_matches(last, by_last, n=1, cutoff=0.75)
-    if close:
-        return by_last[close[0]][:1]
-    return [key for key in known if key.endswith(f"_{last}")]
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
+    last = name.rpartition(".")[2][:200]
+    ends = {key: key.rpartition(".")[2] for key in known}
+    close = get_close_matches(last, ends.values(), n=1, cutoff=0.75)
+    return [key for key, end in ends.items() if end in close or end.endswith(f"_{last}")]
 
 
 def _build(

@@ -175,12 +175,8 @@ LOCK = ".lock"
 
 
 def refuse_existing(out: str | PathLike[str]) -> None:
-    """Raise FileExistsError if `out` is the current folder, or exists and is not an empty folder.
-
-    Also removes what a killed process left next to it.
-    """
+    """Raise FileExistsError if `out` is the current folder, a file, or not empty."""
     out = Path(out)
-    clear_abandoned(out)
     if out.exists() and out.samefile(os.curdir):
         raise FileExistsError(f"{out}: is the current folder; choose another folder")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -191,17 +187,19 @@ def refuse_existing(out: str | PathLike[str]) -> None:
 def new_folder(out: str | PathLike[str]) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `out` on a clean exit and removed on an error.
 
-    Raises InUse if another process is creating the same folder.
+    Removes what a killed process left next to `out`. Raises InUse if another process is creating
+    the same folder.
     """
     out = Path(out)
     refuse_existing(out)
     final = Path(os.path.realpath(out))  # a folder cannot be renamed to a symbolic link
-    lock = _sibling_lock(final)
+    lock = final.with_name(f".{final.name}.lock")
     remedy = "nothing was kept; free some space or choose another folder"
     with report_full_disk(out, remedy), locked(lock, str(out)) as is_locked:
         refuse_existing(out)  # another process may have created it before we got the lock
         if is_locked:
-            _remove_abandoned(final)
+            for left in final.parent.glob(glob.escape(f".{final.name}{_UNFINISHED}") + "*"):
+                shutil.rmtree(left, ignore_errors=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}{_UNFINISHED}", dir=final.parent))
         try:
             yield unfinished
@@ -224,22 +222,6 @@ def finish_folder(unfinished: Path, final: Path) -> None:
     _flush_folder(final.parent)
 
 
-def clear_abandoned(out: str | PathLike[str]) -> None:
-    """Remove files that a killed process left next to the folder `out`.
-
-    Readers also call this, because a finished folder is never written again: without it, the lock
-    file of a process killed right after the rename would remain.
-    """
-    final = Path(os.path.realpath(out))
-    lock = _sibling_lock(final)
-    if not lock.is_file():
-        return
-    # A running process may hold the lock, or the folder may be read-only.
-    with suppress(ValueError, OSError), locked(lock, str(out)) as is_locked:
-        if is_locked:
-            _remove_abandoned(final)
-
-
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[bool]:
     """Lock `folder` for writing and remove leftovers of killed processes. See `locked`."""
@@ -249,15 +231,6 @@ def sole_writer(folder: Path) -> Iterator[bool]:
             for path in real.glob(f"{_UNFINISHED}*"):
                 path.unlink(missing_ok=True)
         yield is_locked
-
-
-def _sibling_lock(final: Path) -> Path:
-    return final.with_name(f".{final.name}.lock")
-
-
-def _remove_abandoned(final: Path) -> None:
-    for path in final.parent.glob(glob.escape(f".{final.name}{_UNFINISHED}") + "*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 CHECKSUMS = "checksums.json"

@@ -78,10 +78,7 @@ def test_paper_counts_as_json():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("tiny/ADP-T --dim 8", "--dim: only for bands; use it with --data"),
-        ("--paper tiny", "--paper: cannot be combined"),
         ("tiny decoder.dim=8", "only for a single model; name one, e.g. tiny/ADP-T"),
-        ("--recipe modern", "only for a single model; name one"),
         ("tini/SM", "did you mean tiny"),
         ("/tmp", "/tmp: not a preset; .* use --data /tmp"),
         ("--data /none", "not a data folder"),

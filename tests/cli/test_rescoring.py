@@ -167,9 +167,6 @@ def test_stdout_has_only_scores_with_out_dash(call, scores):
     ("arguments", "message"),
     [
         (". a.tsv", ".: evaluate one run at a time; to average runs, score the same text"),
-        ("a.tsv b.tsv --data words", "--data: not for score files; leave it out"),
-        ("a.tsv b.tsv --context 0", "--context: not for score files; leave it out"),
-        ("a.tsv b.tsv --dtype float32", "--dtype: not for score files; leave it out"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers separated by commas"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but in a.tsv, "),

@@ -19,11 +19,11 @@ ADP = preset("tiny", "ADP")
         (lambda: BatchConfig(block=512, tokens=100), "tokens=100: must be at least block=512"),
         (
             lambda: override(ADP, ["input.sparse=true", "training.parallel=fsdp"]),
-            "input.sparse=True: not supported with training.parallel=fsdp",
+            "input.sparse=True: needs training.parallel=ddp",
         ),
         (
             lambda: override(ADP, ["input.sparse=true", "training.tables=sharded"]),
-            "input.sparse=True: not supported with training.tables=sharded",
+            "input.sparse=True: .* training.tables=replicated",
         ),
         (lambda: BatchConfig(eval_block=512, eval_context=512), "eval_context=512"),
     ],

@@ -249,14 +249,14 @@ def test_progress_bar_is_for_terminals(monkeypatch, kind):
     monkeypatch.setattr("sys.stderr", stream)
     for name, value in {"COLUMNS": "100", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    with progress_bar("tokens") as report:
+    with progress_bar() as report:
         for done in (5, 5, 3):
             report("scoring test", done, 10)
     if kind is io.StringIO:
         assert stream.getvalue() == ""
         return
     last = stream.getvalue()[stream.getvalue().rindex("\x1b[2K") :]
-    assert "tokens/s" in last and "100%" in stream.getvalue() and " 30%" in last
+    assert "scoring test" in last and "100%" in stream.getvalue() and " 30%" in last
 
 
 def folder_of(tmp_path, valid, **options):

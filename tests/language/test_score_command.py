@@ -4,14 +4,12 @@ import gzip
 import io
 import json
 import math
-import shlex
 import subprocess
 import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-import training_runs
 from loaded_models import loaded
 from small_data import sentences
 from typer.testing import CliRunner
@@ -295,17 +293,6 @@ def test_answers_each_line_of_a_pipe_at_once(process):
         assert child.stdout.readline().startswith(f"{number}\t3\t".encode())
     child.stdin.close()
     assert child.wait(60) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("closed", "status"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
-def test_closed_streams(run, text, closed, status):
-    file = "-" if closed == "<&-" else text
-    arguments = shlex.join(training_runs.command("score", run, file, "--device", "cpu"))
-    found = training_runs.call(["sh", "-c", f"{arguments} {closed}"])
-    assert found.returncode == status
-    assert found.stderr == ("zipflm: standard input: empty\n" if status else "")
-    assert ("</s>" in found.stdout) == (closed == "2>&-")
 
 
 def test_closed_pipe_is_silent(process):

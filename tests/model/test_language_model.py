@@ -11,7 +11,7 @@ from zipflm import LanguageModel, preset
 from zipflm.config import CharacterInput, FixedInput, FullOutput, ModelConfig, TransformerDecoder
 from zipflm.interop.fairseq import model_config, model_weights
 from zipflm.interop.fairseq_options import latest_options
-from zipflm.presets import DATASETS, FACTORIZATIONS, SIZES, variants
+from zipflm.presets import DATASETS, FACTORIZATIONS, SIZES, variants_of
 
 SPELLINGS = torch.randint(257, (4000, 50), dtype=torch.int16)
 
@@ -151,7 +151,7 @@ def all_presets():
         for factorization in FACTORIZATIONS:
             for size in SIZES if dataset == "billion-word" else ("base",):
                 yield preset(dataset, factorization, size=size)
-            for variant in variants(dataset, factorization):
+            for variant in variants_of(dataset, factorization):
                 yield preset(dataset, factorization, variant=variant)
 
 

@@ -119,7 +119,7 @@ BAD = {
     "training.stages=0.5:12": "use training.tokens_per_update=960",  # multiple of 60 and 64
     "training.stages=0.5:128": "exceeds batches.tokens=64",
     "training.max_updates=0": "must be at least 1",
-    "training.stages=0.9:8,0.5:16": "increasing fractions",
+    "training.stages=0.9:8,0.5:16": "increasing ends",
 }
 
 

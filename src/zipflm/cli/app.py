@@ -28,17 +28,8 @@ _HOW_TO_CONTINUE = {
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _without_metavar(option: Any) -> Any:
-    if option is not None:
-        option.metavar = ""
-    return option
-
-
 class Commands(TyperGroup):
     """The group of all commands, or a subgroup."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        return _without_metavar(super().get_help_option(ctx))
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. Usage errors become a ValueError."""
@@ -70,15 +61,6 @@ def _describe_usage_error(error: Any) -> str:
 
 
 class Command(TyperCommand):
-    def __init__(self, name: str | None, **options: Any) -> None:
-        super().__init__(name, **options)
-        for param in self.params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""  # otherwise click shows BOOLEAN
-
-    def get_help_option(self, ctx: Any) -> Any:
-        return _without_metavar(super().get_help_option(ctx))
-
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Ctrl-C exits with status 130 and a one-line message."""
         try:
@@ -111,6 +93,12 @@ def command(
     # typer joins lines, but keeps paragraphs.
     epilog = "\n\n".join(["Examples:", *examples])
     return (group or app).command(name, cls=cls, epilog=epilog)
+
+
+def arguments(ctx: typer.Context, *own: str) -> dict[str, Any]:
+    """Return the arguments of a command, without its `own`, for the function of the same name in
+    `zipflm.api`. Its arguments have the same names."""
+    return {name: value for name, value in ctx.params.items() if name not in own}
 
 
 _Number = TypeVar("_Number", int, float)
@@ -173,48 +161,33 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def progress_bar(unit: str = "bytes") -> Iterator[Callable[[str, int, int | None], None]]:
+def progress_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     """Yield a function that reports progress as a bar for each task, if stderr is a terminal."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import Progress, TaskID
 
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:22}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TransferSpeedColumn() if unit == "bytes" else TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
     bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(console=console, disable=not console.is_terminal) as progress:
 
         def report(task: str, done: int, total: int | None) -> None:
             # A task that is repeated gets a new bar.
             if task not in bars or progress.tasks[bars[task]].finished:
-                bars[task] = progress.add_task(task, total=total, rate="")
-            bar = progress.tasks[bars[task]]
-            progress.update(bar.id, advance=done, rate=f"{bar.speed or 0:,.0f} {unit}/s")
+                bars[task] = progress.add_task(task, total=total)
+            progress.update(bars[task], advance=done)
 
         yield report
 
 
 @contextmanager
-def show_progress(unit: str = "tokens", *, is_hidden: bool = False) -> Iterator[None]:
+def show_progress(*, is_hidden: bool = False) -> Iterator[None]:
     """Show a progress bar for scoring in the first process, if stderr is a terminal."""
     from zipflm.evaluation.progress import on_progress
 
     if is_hidden or not is_first_process():
         yield
         return
-    with progress_bar(unit) as report, on_progress(report):
+    with progress_bar() as report, on_progress(report):
         yield
 
 
@@ -234,13 +207,6 @@ def parse_numbers(
         return tuple(kind(part) for part in parts)
     except ValueError:
         raise ValueError(f"{option} {','.join(parts)}: write numbers separated by commas") from None
-
-
-def check_argument_order(run: str, files: Sequence[str]) -> None:
-    """Raise ValueError if `run` is a file and one of the files is a folder."""
-    folder = next(filter(os.path.isdir, files), None)
-    if os.path.isfile(run) and folder is not None:
-        raise ValueError(f"{run}: a file, not a run; put the run first ({folder})")
 
 
 def echo(text: str) -> None:

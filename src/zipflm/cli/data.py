@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer import Argument, Option
 
 from zipflm.cli.app import (
@@ -15,6 +16,7 @@ from zipflm.cli.app import (
     Lowercase,
     Size,
     Words,
+    arguments,
     cleanup_on_sigterm,
     command,
     echo,
@@ -54,6 +56,7 @@ class _Prepare(Command):
     cls=_Prepare,
 )
 def prepare(
+    ctx: typer.Context,
     texts: Annotated[
         list[str] | None,
         Argument(
@@ -133,29 +136,7 @@ def prepare(
     from zipflm.data.folder import METADATA_FILE
 
     with cleanup_on_sigterm(), progress_bar() as report:
-        folder = api.prepare(
-            texts,
-            out=out,
-            corpus=corpus,
-            valid=valid,
-            test=test,
-            ids=ids,
-            names=names,
-            min_count=min_count,
-            max_size=max_size,
-            vocabulary=vocabulary,
-            bpe=bpe,
-            bpe_codes=bpe_codes,
-            words=words,
-            lowercase=lowercase,
-            errors=errors,
-            encoding=encoding,
-            processes=processes,
-            engine=engine,
-            scheduler=scheduler,
-            cache=cache,
-            report=report,
-        )
+        folder = api.prepare(**arguments(ctx, "as_json"), report=report)
     echo((folder.path / METADATA_FILE).read_text(encoding="utf-8") if as_json else summary(folder))
     for warning in data_warnings(folder):
         print_error(f"warning: {warning}")

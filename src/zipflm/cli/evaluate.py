@@ -30,6 +30,7 @@ from zipflm.cli.app import (
     Size,
     StallSeconds,
     TailDropout,
+    arguments,
     cleanup_on_sigterm,
     command,
     echo,
@@ -111,44 +112,15 @@ def evaluate(
     from zipflm.distributed import processes
 
     if len(runs) > 1:
-        _check_score_files(ctx, runs)
         _average(runs, weights, out, as_json)
         return
     if weights or out:
         raise ValueError("--weights, --out: only for several score files; leave them out")
     with processes.started(device), cleanup_on_sigterm(), show_progress():
-        result = api.evaluate(
-            runs[0],
-            data=data,
-            split=split,
-            text=text,
-            encoding=encoding,
-            errors=errors,
-            block=block,
-            context=context,
-            break_mode=break_mode,
-            batch_tokens=batch_tokens,
-            device=device,
-            dtype=dtype,
-            checkpoint=checkpoint,
-            memory=memory or (),
-        )
+        scoring = arguments(ctx, "runs", "weights", "out", "as_json")
+        result = api.evaluate(runs[0], **scoring)
     if is_first_process():
         echo(result.as_json() if as_json else result.as_text())
-
-
-def _check_score_files(ctx: typer.Context, files: list[str]) -> None:
-    """Raise ValueError for folders, and for options that only apply to runs."""
-    if folder := next(filter(os.path.isdir, files), None):
-        raise ValueError(
-            f"{folder}: evaluate one run at a time; to average runs, score the same text with "
-            "each (zipflm score RUN TEXT > FILE) and evaluate the files"
-        )
-    for param in ctx.command.params:
-        source = ctx.get_parameter_source(param.name or "")
-        is_for_files = param.name in ("runs", "weights", "out", "as_json")
-        if source is not None and source.name == "COMMANDLINE" and not is_for_files:
-            raise ValueError(f"{param.opts[0]}: not for score files; leave it out")
 
 
 def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
@@ -156,6 +128,11 @@ def _average(files: list[str], weights: str | None, out: str | None, as_json: bo
     from zipflm.language.ensemble import ensemble
     from zipflm.language.files import check_destination
 
+    if folder := next(filter(os.path.isdir, files), None):
+        raise ValueError(
+            f"{folder}: evaluate one run at a time; to average runs, score the same text with "
+            "each (zipflm score RUN TEXT > FILE) and evaluate the files"
+        )
     check_destination("--out", out, files)
     shares: tuple[float, ...] | Literal["fit"] | None = None
     if weights is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from zipflm.cli.app import Device, Json, Overrides, command, echo
+from zipflm.cli.app import Device, Json, Overrides, Recipe, command, echo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,9 +44,7 @@ def info(
     ] = None,
     overrides: Overrides = None,
     *,
-    recipe: Annotated[
-        str | None, Option(help="Recipe of the model: paper or modern.", show_default="paper")
-    ] = None,
+    recipe: Recipe = "paper",
     data: Annotated[
         str | None,
         Option(
@@ -58,12 +56,8 @@ def info(
         bool, Option("--paper", help="Compare parameter counts with those in the paper.")
     ] = False,
     dim: Annotated[
-        int | None,
-        Option(
-            help="When suggesting bands: width of the model and of the first band.",
-            show_default="1024",
-        ),
-    ] = None,
+        int, Option(help="When suggesting bands: width of the model and of the first band.")
+    ] = 1024,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -79,22 +73,17 @@ def info(
     is_model = name is not None and name.factorization is not None
     if preset and name and name.dataset not in DATASETS and os.path.exists(preset):
         raise ValueError(f"{preset}: not a preset; to suggest bands for it, use --data {preset}")
-    if paper and (preset or data):
-        raise ValueError("--paper: cannot be combined with a preset or --data; leave them out")
-    if dim is not None and (preset or not data):
-        raise ValueError("--dim: only for bands; use it with --data and no preset")
-    if not is_model and (overrides or recipe or (preset and data)):
+    if not is_model and (overrides or (preset and data)):
         raise ValueError(
-            "settings, --recipe, a preset with --data: only for a single model; name one, e.g. "
-            "tiny/ADP-T"
+            "settings, a preset with --data: only for a single model; name one, e.g. tiny/ADP-T"
         )
     if paper:
         _show_paper(as_json)
     elif preset and is_model:
-        config = _resolve(preset, recipe or "paper", assignments(overrides or []), data)
+        config = _resolve(preset, recipe, assignments(overrides or []), data)
         _show_model(config, as_json)
     elif data:
-        _show_bands(data, 1024 if dim is None else dim, device, as_json)
+        _show_bands(data, dim, device, as_json)
     else:
         _show_presets(name, as_json)
 
@@ -262,12 +251,12 @@ def _datasets() -> list[dict[str, Any]]:
 
 
 def _models(name: Name) -> list[dict[str, Any]]:
-    from zipflm.presets import FACTORIZATIONS, preset, rivals, variants
+    from zipflm.presets import FACTORIZATIONS, preset, rivals, variants_of
 
     configs = [
         preset(name.dataset, factorization, size=name.size, variant=variant)
         for factorization in FACTORIZATIONS
-        for variant in (None, *variants(name.dataset, factorization))
+        for variant in (None, *variants_of(name.dataset, factorization))
     ]
     if name.size == "base":
         configs += rivals.MODELS.get(name.dataset, {}).values()

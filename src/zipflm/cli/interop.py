@@ -41,7 +41,6 @@ def export(
     run: Run,
     out: Annotated[str, Argument(help="Folder to create, for from_pretrained.")],
     *,
-    format: Annotated[Literal["hf"], Option(help="Output format: hf (transformers).")] = "hf",
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
         str, Option(help="Maximum size of a weights file; larger models are split.")
@@ -90,14 +89,6 @@ def import_(
     if not os.path.exists(source):
         raise ValueError(f"{source}: no such file or folder; check the name")
     if (format or ("hf" if os.path.isdir(source) else "fairseq")) == "hf":
-        for option, value in (
-            ("--dict", dictionary),
-            ("--bpe-codes", bpe_codes),
-            ("--words", words),
-            ("--lowercase", lowercase),
-        ):
-            if value:
-                raise ValueError(f"{option}: only for fairseq models; leave it out")
         exchange = _huggingface()
         with cleanup_on_sigterm():
             config = exchange.import_run(source, Path(out))

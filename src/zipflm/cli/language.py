@@ -20,7 +20,6 @@ from zipflm.cli.app import (
     Json,
     Memory,
     Model,
-    check_argument_order,
     cleanup_on_sigterm,
     command,
     echo,
@@ -95,7 +94,6 @@ def score(
         raise ValueError(
             f"--json: cannot be combined with --format {output_format}; use one of them"
         )
-    check_argument_order(run, texts or ())
     names = expand(texts or ["-"])
     options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked by ScoreOptions
@@ -274,7 +272,6 @@ def rescore(
     from zipflm.language import rescoring
     from zipflm.language.weights import parse_weights
 
-    check_argument_order(run, [nbest])
     options = rescoring.RescoreOptions(
         format=format,
         weights=parse_weights(",".join(weights)) if weights else {},
@@ -289,7 +286,7 @@ def rescore(
         one_best=one_best,
     )
     is_terminal_output = out in (None, "-") and sys.stdout.isatty()
-    with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=is_terminal_output):
+    with cleanup_on_sigterm(), show_progress(is_hidden=is_terminal_output):
         rescoring.rescore_file(
             nbest,
             options,

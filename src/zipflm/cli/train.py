@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
-from zipflm.cli.app import STALL_SECONDS, Device, Overrides, Recipe, StallSeconds, command
+from zipflm.cli.app import (
+    STALL_SECONDS,
+    Device,
+    Overrides,
+    Recipe,
+    StallSeconds,
+    arguments,
+    command,
+)
 
 
 @command(
@@ -17,6 +26,7 @@ from zipflm.cli.app import STALL_SECONDS, Device, Overrides, Recipe, StallSecond
     "torchrun --nproc-per-node 8 -m zipflm train wikitext-103/ADP-T --data ... --out ...",
 )
 def train(
+    ctx: typer.Context,
     preset: Annotated[
         str | None, Argument(help="Model to train, e.g. tiny/ADP-T. `zipflm info` lists presets.")
     ] = None,
@@ -63,20 +73,7 @@ def train(
     """
     from zipflm import api
 
-    changes = overrides or []
+    settings = arguments(ctx)
     if from_run is not None and preset is not None and "=" in preset:
-        changes, preset = [preset, *changes], None
-    api.train(
-        preset,
-        changes,
-        data=data,
-        out=out,
-        recipe=recipe,
-        from_run=from_run,
-        resume=resume,
-        resume_if_any=resume_if_any,
-        keep=keep,
-        other_text=other_text,
-        device=device,
-        stall_seconds=stall_seconds,
-    )
+        settings |= {"preset": None, "overrides": [preset, *(overrides or [])]}
+    api.train(**settings)

@@ -34,6 +34,7 @@ PositiveInt = Annotated[int, Bound(lambda n: n >= 1, "must be at least 1")]
 NonNegativeInt = Annotated[int, Bound(lambda n: n >= 0, "must be 0 or more")]
 FractionBelowOne = Annotated[float, Bound(lambda x: 0 <= x < 1, "must be in [0, 1)")]
 Fraction = Annotated[float, Bound(lambda x: 0 <= x <= 1, "must be a fraction, 0 to 1")]
+PositiveFraction = Annotated[float, Bound(lambda x: 0 < x <= 1, "must be above 0 and at most 1")]
 PositiveFloat = Annotated[
     float, Bound(lambda x: 0 < x < math.inf, "must be a finite number above 0")
 ]

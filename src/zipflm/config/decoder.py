@@ -105,11 +105,6 @@ class TransformerDecoder(Decoder):
             f"rotary positions need an even head width, but dim={self.dim} / num_heads is "
             f"{head_dim}",
         )
-        self.require(
-            "final_norm",
-            self.norm_position == "before" or not self.final_norm,
-            "the last layer already ends with a norm if norm_position=after; use final_norm=false",
-        )
 
     @property
     def depth(self) -> int:
@@ -166,13 +161,9 @@ class GatedConvolutionDecoder(Decoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("blocks", len(self.blocks) > 0, "give at least one block")
-        self.require(
-            "blocks",
-            all(k >= 1 and width >= 1 and bottleneck >= 0 for k, width, bottleneck in self.blocks),
-            "each must be kernel:width:bottleneck with a kernel and width of at least 1, e.g. "
-            "5:512:128, or 4:900:0 without a bottleneck",
-        )
+        is_valid = all(k >= 1 and width >= 1 and neck >= 0 for k, width, neck in self.blocks)
+        remedy = "give blocks as kernel:width:bottleneck, e.g. 5:512:128, or 4:900:0 without one"
+        self.require("blocks", len(self.blocks) > 0 and is_valid, remedy)
 
     @property
     def depth(self) -> int:
@@ -223,16 +214,11 @@ class LSTMDecoder(Decoder):
     dim: PositiveInt
     """Width of the input and of the output of each layer."""
     hidden_dim: PositiveInt
-    """Number of cells per layer."""
+    """Number of cells per layer, at least `dim`."""
     num_layers: PositiveInt = 1
     """Number of layers."""
     dropout: FractionBelowOne = 0.25
     """Dropout on the input of each layer and on the output."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        remedy = f"must be at least dim={self.dim}, the width of the projection"
-        self.require("hidden_dim", self.hidden_dim >= self.dim, remedy)
 
     @property
     def depth(self) -> int:

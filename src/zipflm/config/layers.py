@@ -196,17 +196,11 @@ class CharacterInput(InputLayer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("filters", len(self.filters) > 0, "give at least one filter")
+        is_valid = all(1 <= size <= self.max_bytes and count >= 1 for size, count in self.filters)
         self.require(
             "filters",
-            all(1 <= size <= self.max_bytes and count >= 1 for size, count in self.filters),
-            f"each filter must be (bytes, features) with 1 <= bytes <= max_bytes={self.max_bytes} "
-            "and features >= 1",
-        )
-        self.require(
-            "max_bytes",
-            not self.markers or self.max_bytes > NUM_MARKERS,
-            f"must exceed {NUM_MARKERS}, the number of markers; raise it or use markers=false",
+            len(self.filters) > 0 and is_valid,
+            f"give filters as bytes:features, with 1 to max_bytes={self.max_bytes} bytes",
         )
 
     def num_predicted(self, vocab_size: int) -> int:

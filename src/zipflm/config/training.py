@@ -13,6 +13,7 @@ from zipflm.config.checks import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
 )
 from zipflm.config.model import ModelConfig
@@ -129,16 +130,10 @@ class CosineCycles(Checked):
     """Updates of the first cycle after warm-up. Each later cycle is twice as long."""
     max_lr: NonNegativeFloat = 1.0
     """Learning rate at the start of the first cycle."""
-    min_lr: float = 1e-5
+    min_lr: NonNegativeFloat = 1e-5
     """Learning rate at the end of the first cycle."""
-    shrink: float = 0.75
+    shrink: PositiveFraction = 0.75
     """Factor on `max_lr` and `min_lr` from one cycle to the next."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        remedy = f"must lie between 0 and max_lr={self.max_lr}"
-        self.require("min_lr", 0 <= self.min_lr <= self.max_lr, remedy)
-        self.require("shrink", 0 < self.shrink <= 1, "must lie in (0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +203,7 @@ class TrainingConfig(Checked):
     """Updates between log lines."""
     validate_every: NonNegativeInt = 2_000
     """Updates between validations (0: only at the end)."""
-    validate_share: float = 1.0
+    validate_share: PositiveFraction = 1.0
     """Maximum fraction of the validation set to score during training. The sample is fixed, spread
     over the full set, and limited to a quarter of the tokens trained on between validations (but at
     least 2,000 words). The full set is scored at the end, and at validations that coincide with a
@@ -222,21 +217,12 @@ class TrainingConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share = self.validate_share
-        self.require("validate_share", 0 < share <= 1, "must be above 0 and at most 1")
-        self.require(
-            "patience",
-            not self.patience or self.validate_every > 0,
-            "needs validate_every above 0; raise it, or use patience=0",
-        )
         ends = [end for end, _ in self.stages]
         self.require(
             "stages",
-            ends == sorted(set(ends)) and all(0 < end <= 1 for end in ends),
-            "must end at increasing fractions between 0 and 1, e.g. 0.3:128,0.8:256",
+            ends == sorted(set(ends)) and all(0 < end <= 1 <= block for end, block in self.stages),
+            "give end:block, with increasing ends between 0 and 1, e.g. 0.3:128,0.8:256",
         )
-        is_positive = all(block >= 1 for _, block in self.stages)
-        self.require("stages", is_positive, "block lengths must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,15 +256,8 @@ class Config(ModelConfig):
         )
         self.require(
             "input.sparse",
-            training.parallel != "fsdp" or not self.input.sparse,
-            "not supported with training.parallel=fsdp; use training.parallel=ddp or "
-            "input.sparse=false",
-        )
-        self.require(
-            "input.sparse",
-            training.tables != "sharded" or not self.input.sparse,
-            "not supported with training.tables=sharded; use training.tables=replicated or "
-            "input.sparse=false",
+            not self.input.sparse or (training.parallel, training.tables) == ("ddp", "replicated"),
+            "needs training.parallel=ddp and training.tables=replicated; use input.sparse=false",
         )
         longest = max((block for _, block in training.stages), default=0)
         tokens = self.batches.tokens

@@ -20,7 +20,6 @@ from zipflm.messages import quoted
 from zipflm.settings import from_dict, load_object
 from zipflm.storage import (
     CHECKSUMS,
-    clear_abandoned,
     read_checksums,
     require_unchanged,
     verify_once,
@@ -159,7 +158,6 @@ class DataFolder:
     def open(cls, path: str | PathLike[str]) -> DataFolder:
         """Open a folder from `zipflm prepare`. Raises ValueError or OSError if it is damaged."""
         path = Path(path)
-        clear_abandoned(path)
         metadata = read_metadata(path)
         _require_sealed(path, metadata)
         return cls(path, metadata, Vocabulary.load(path / VOCABULARY_FILE))

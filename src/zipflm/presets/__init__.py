@@ -8,48 +8,19 @@ the paper and the variant `fairseq` follows the code (docs/reproduction/paper.md
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import NamedTuple, TypeVar
 
 from zipflm.config import Config, require
 from zipflm.config.model import BY_LABEL
 from zipflm.presets import paper, rivals, small
+from zipflm.presets.family import Family
 from zipflm.presets.paper import SIZES as SIZES
 from zipflm.presets.small import MODERN_DECODER as MODERN_DECODER
-from zipflm.presets.variants import variants_of
+from zipflm.presets.variants import variants_of as variants_of
 
-
-@dataclass(frozen=True)
-class Dataset:
-    """Properties of the presets of a dataset that are not part of their configs."""
-
-    is_of_the_paper: bool = False
-    """True if cutoffs are fixed, as in the paper. Otherwise they are scaled with the vocabulary."""
-    is_for_a_cpu: bool = False
-    """True if the models are small enough to train on a CPU, without compilation."""
-    purpose: str = ""
-    """The column `for` of `zipflm info`."""
-
-
-DATASETS = {
-    "wikitext-103": Dataset(
-        is_of_the_paper=True, purpose="the paper's, for 100 million words and 8 GPUs"
-    ),
-    "billion-word": Dataset(
-        is_of_the_paper=True, purpose="the paper's, for a billion words and 32 or 64 GPUs"
-    ),
-    "wikitext-2": Dataset(purpose="texts of a few million words; minutes on a GPU"),
-    "toy": Dataset(is_for_a_cpu=True, purpose="a handful of sentences; seconds on a CPU"),
-    "tiny": Dataset(is_for_a_cpu=True, purpose="quick experiments; a minute on a CPU"),
-    "demo": Dataset(
-        is_for_a_cpu=True, purpose="a first comparison on a small text; minutes on a CPU"
-    ),
-    "small": Dataset(
-        is_for_a_cpu=True,
-        purpose="texts of 1 to 3 million words; a quarter of an hour on a CPU",
-    ),
-}
+DATASETS: dict[str, Family] = paper.FAMILIES | small.FAMILIES
 FACTORIZATIONS = tuple(BY_LABEL)
 
 
@@ -60,24 +31,22 @@ def preset(
 
     Models for `wikitext-2` train on a GPU in minutes, those for `toy`, `tiny`, `demo` and `small`
     on a CPU. For datasets of the paper, `size` (`base`, `large` or `very-large`) scales the decoder
-    as in the paper's Billion Word models. `variant` is one of `presets.variants(dataset,
+    as in the paper's Billion Word models. `variant` is one of `presets.variants_of(dataset,
     factorization)`.
     """
-    is_of_the_paper = _choose("dataset", dataset, DATASETS).is_of_the_paper
+    family = dataset_of(dataset)
     published = rivals.MODELS.get(dataset, {})
-    if factorization in published:
-        require(size == "base", "size", size, f"{dataset}/{factorization} has one size, base")
-        require(not variant, "variant", variant, f"{dataset}/{factorization} has no variants")
-        return published[factorization]
     _choose("factorization", factorization, {**BY_LABEL, **published})
+    is_scaled = family.is_of_the_paper and factorization not in published
+    sizes = dict.fromkeys(SIZES if is_scaled else SIZES[:1])
+    _choose(f"size of {dataset}/{factorization}", size, sizes)
     name = f"{dataset}/{factorization}" + ("" if size == "base" else f"/{size}")
-    if is_of_the_paper:
-        _choose("size", size, dict.fromkeys(SIZES))
-        family = paper.family(dataset, factorization, size)
+    if factorization in published:
+        config = published[factorization]
+    elif family.is_of_the_paper:
+        config = paper.family(dataset, factorization, size).member(factorization, name)
     else:
-        require(size == "base", "size", size, f"{dataset} has one size, base")
-        family = small.FAMILIES[dataset]
-    config = family.member(factorization, name)
+        config = family.member(factorization, name)
     if variant is None:
         return config
     vary = _choose(f"variant of {name}", variant, variants_of(dataset, factorization))
@@ -116,14 +85,9 @@ def from_name(name: str) -> Config:
     return preset(dataset, factorization, size=size, variant=variant)
 
 
-def dataset_of(name: str) -> Dataset:
-    """Return the dataset of a preset, by the preset's name."""
+def dataset_of(name: str) -> Family:
+    """Return the models of a preset's dataset, by the preset's name."""
     return _choose("dataset", name.partition("/")[0], DATASETS)
-
-
-def variants(dataset: str, factorization: str) -> tuple[str, ...]:
-    """Return the names of the variants of a model."""
-    return tuple(variants_of(dataset, factorization))
 
 
 T = TypeVar("T")

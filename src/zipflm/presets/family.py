@@ -1,9 +1,8 @@
-"""Families: the eight factorizations (see `config.model`) with common settings."""
+"""Families: the eight factorizations (see `config.model`) of one dataset, with common settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zipflm.config import (
     AdaptiveInput,
@@ -23,12 +22,20 @@ from zipflm.config.model import BY_LABEL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
-    """Settings of the input and output layers of all factorizations."""
+class Family:
+    """The eight models of one dataset."""
 
+    purpose: str
+    """The column `for` of `zipflm info`."""
+    is_of_the_paper: bool = False
+    """True if cutoffs are fixed, as in the paper. Otherwise they are scaled with the vocabulary."""
+    is_for_a_cpu: bool = False
+    """True if the models are small enough to train on a CPU, without compilation."""
+    vocab_size: int
+    bpe_vocab_size: int
+    decoder: TransformerDecoder
+    """Its width is also that of the adaptive head and of BPE tables."""
     cutoffs: tuple[int, ...]
-    dim: int
-    """Width of the adaptive head, and of BPE tables."""
     sm_dim: int
     """Width of the tables of SM and SM-T."""
     asm_dim: int
@@ -37,19 +44,30 @@ class Layers:
     characters: CharacterInput
     tied: Tie = Tie.PROJECTIONS
     """Tying of ADP-T."""
+    batches: BatchConfig
+    training: TrainingConfig
 
-    def config_fields(self, factorization: str) -> dict[str, Any]:
-        """Return `input`, `output` and `tie` of a config."""
-        input, output, tie = self._by_factorization()[factorization]
-        return {"input": input, "output": output, "tie": tie}
-
-    def _by_factorization(self) -> dict[str, tuple[InputConfig, OutputConfig, Tie]]:
-        words = FixedInput(dim=self.sm_dim), FullOutput(dim=self.sm_dim)
-        pieces = FixedInput(dim=self.dim), FullOutput(dim=self.dim)
-        adaptive_in = AdaptiveInput(cutoffs=self.cutoffs, dim=self.dim)
-        adaptive_out = AdaptiveOutput(
-            cutoffs=self.cutoffs, dim=self.dim, tail_dropout=self.tail_dropout
+    def member(self, factorization: str, name: str) -> Config:
+        """Return the config of one factorization."""
+        unit = BY_LABEL[factorization].unit
+        input, output, tie = self._layers()[factorization]
+        return Config(
+            name=name,
+            vocab_size=self.bpe_vocab_size if unit == "bpe" else self.vocab_size,
+            input=input,
+            decoder=self.decoder,
+            output=output,
+            tie=tie,
+            batches=replace(self.batches, unit=unit),
+            training=self.training,
         )
+
+    def _layers(self) -> dict[str, tuple[InputConfig, OutputConfig, Tie]]:
+        dim = self.decoder.dim
+        words = FixedInput(dim=self.sm_dim), FullOutput(dim=self.sm_dim)
+        pieces = FixedInput(dim=dim), FullOutput(dim=dim)
+        adaptive_in = AdaptiveInput(cutoffs=self.cutoffs, dim=dim)
+        adaptive_out = AdaptiveOutput(cutoffs=self.cutoffs, dim=dim, tail_dropout=self.tail_dropout)
         return {
             "SM": (*words, Tie.NONE),
             "SM-T": (*words, Tie.EMBEDDINGS),
@@ -60,27 +78,3 @@ class Layers:
             "ADP": (adaptive_in, adaptive_out, Tie.NONE),
             "ADP-T": (adaptive_in, adaptive_out, self.tied),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """The eight models of one dataset."""
-
-    vocab_size: int
-    bpe_vocab_size: int
-    decoder: TransformerDecoder
-    layers: Layers
-    batches: BatchConfig
-    training: TrainingConfig
-
-    def member(self, factorization: str, name: str) -> Config:
-        """Return the config of one factorization."""
-        unit = BY_LABEL[factorization].unit
-        return Config(
-            name=name,
-            vocab_size=self.bpe_vocab_size if unit == "bpe" else self.vocab_size,
-            decoder=self.decoder,
-            batches=replace(self.batches, unit=unit),
-            training=self.training,
-            **self.layers.config_fields(factorization),
-        )

@@ -12,40 +12,38 @@ from zipflm.config import (
     TrainingConfig,
     TransformerDecoder,
 )
-from zipflm.presets.family import Family, Layers
+from zipflm.presets.family import Family
 
-_FAMILIES = {
+FAMILIES = {
     "wikitext-103": Family(
+        purpose="the paper's, for 100 million words and 8 GPUs",
+        is_of_the_paper=True,
         # 267,733 words and 4 special tokens, padded to a multiple of 8: the only such size that
         # gives every parameter count in the paper.
         vocab_size=267_744,
         bpe_vocab_size=33_337,
         decoder=TransformerDecoder(dropout=0.3, attention_dropout=0.1, relu_dropout=0.1),
-        layers=Layers(
-            cutoffs=(20_000, 60_000),
-            dim=1024,
-            sm_dim=512,
-            asm_dim=64,
-            tail_dropout=0.2,
-            characters=CharacterInput(highway_layers=1),
-        ),
+        cutoffs=(20_000, 60_000),
+        sm_dim=512,
+        asm_dim=64,
+        tail_dropout=0.2,
+        characters=CharacterInput(highway_layers=1),
         batches=BatchConfig(),
         training=TrainingConfig(),
     ),
     "billion-word": Family(
+        purpose="the paper's, for a billion words and 32 or 64 GPUs",
+        is_of_the_paper=True,
         # Printed by the authors' code. The paper's parameter counts allow 793,183 to 793,495.
         vocab_size=793_304,
         bpe_vocab_size=32_347,
         decoder=TransformerDecoder(dropout=0.1, attention_dropout=0.1, relu_dropout=0.0),
-        layers=Layers(
-            cutoffs=(60_000, 160_000),
-            dim=1024,
-            sm_dim=64,
-            asm_dim=256,
-            tail_dropout=0.0,
-            characters=CharacterInput(highway_layers=2),
-            tied=Tie.EMBEDDINGS,
-        ),
+        cutoffs=(60_000, 160_000),
+        sm_dim=64,
+        asm_dim=256,
+        tail_dropout=0.0,
+        characters=CharacterInput(highway_layers=2),
+        tied=Tie.EMBEDDINGS,
         batches=BatchConfig(break_mode="sentence", tokens=2048, eval_break_mode="sentence"),
         training=TrainingConfig(
             schedule=CosineCycles(first_cycle=137_000, shrink=0.6), max_updates=975_000
@@ -64,7 +62,7 @@ SIZES = tuple(_DECODER_SIZES)
 def family(dataset: str, factorization: str, size: str) -> Family:
     """Return the models of a dataset at one of `SIZES`, with the batches and training settings of
     this factorization."""
-    base = _FAMILIES[dataset]
+    base = FAMILIES[dataset]
     decoder = replace(base.decoder, **_DECODER_SIZES[size])  # type: ignore[arg-type]
     batches, training = base.batches, base.training
     if dataset == "wikitext-103" and factorization in ("SM", "SM-T"):
@@ -75,5 +73,4 @@ def family(dataset: str, factorization: str, size: str) -> Family:
     if dataset == "billion-word" and size != "base":
         # As in the variant `main-result`.
         training = replace(training, tokens_per_update=64 * 2048)
-    layers = replace(base.layers, dim=decoder.dim)
-    return replace(base, decoder=decoder, layers=layers, batches=batches, training=training)
+    return replace(base, decoder=decoder, batches=batches, training=training)

@@ -1,28 +1,24 @@
-"""Training recipes: functions from a complete config to a complete config.
+"""Training recipes.
 
-`paper` is the identity. `modern` changes training settings and the decoder, but not the input and
-output layers, so that factorizations stay comparable.
+`paper` leaves a preset unchanged. `modern` changes training settings and the decoder, but not the
+input and output layers, so that factorizations stay comparable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
 from zipflm.config import Banded, Config, Muon, TransformerDecoder, WarmupDecay, require
-from zipflm.presets import MODERN_DECODER, Dataset, dataset_of, from_name
+from zipflm.presets import MODERN_DECODER, dataset_of, from_name
+from zipflm.presets.family import Family
 from zipflm.settings import override
 
-Recipe = Callable[[Config, Dataset], Config]
+RECIPES = ("paper", "modern")
 
 
-def paper(config: Config, dataset: Dataset) -> Config:
-    """Return the preset unchanged."""
-    return config
-
-
-def modern(config: Config, dataset: Dataset) -> Config:
+def modern(config: Config, dataset: Family) -> Config:
     """Use Muon and AdamW, warm-up and decay, and modern settings for a Transformer decoder."""
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
     if isinstance(decoder, TransformerDecoder):
@@ -57,13 +53,10 @@ def modern(config: Config, dataset: Dataset) -> Config:
     return replace(config, decoder=decoder, training=training)
 
 
-RECIPES: dict[str, Recipe] = {"paper": paper, "modern": modern}
-
-
-def apply(name: str, config: Config, dataset: Dataset) -> Config:
+def apply(recipe: str, config: Config, dataset: Family) -> Config:
     """Apply a recipe by name."""
-    require(name in RECIPES, "recipe", name, "choose from " + ", ".join(RECIPES))
-    return RECIPES[name](config, dataset)
+    require(recipe in RECIPES, "recipe", recipe, "choose from " + ", ".join(RECIPES))
+    return modern(config, dataset) if recipe == "modern" else config
 
 
 def resolve(
@@ -77,6 +70,7 @@ def resolve(
 ) -> Config:
     """Build the config of a run from preset, recipe, vocabulary size and overrides.
 
+    Cutoffs of the paper are fixed; those of other presets are scaled with the vocabulary.
     With `on_cpu`, the dtype defaults to float32, because most CPUs are slow with other dtypes. A
     resumed run keeps the dtype of its own config, `held`.
     """
@@ -87,13 +81,12 @@ def resolve(
     if on_cpu or held is not None:
         dtype = "float32" if held is None else held.training.dtype
         config = replace(config, training=replace(config.training, dtype=dtype))
-    if dataset.is_of_the_paper:
-        # Overrides come first: they can change cutoffs that exceed the vocabulary.
-        changed = fit_vocabulary(override(config, overrides), vocab_size)
-    else:
-        # Overrides come last: they take precedence over scaled cutoffs.
-        fitted = fit_vocabulary(config, _num_predicted(overrides, vocab_size), scale_cutoffs=True)
-        changed = override(replace(fitted, vocab_size=vocab_size), overrides)
+    if not dataset.is_of_the_paper:
+        ratio = _num_predicted(overrides, vocab_size) / config.vocab_size
+        input, output = _scale(config.input, ratio), _scale(config.output, ratio)
+        config = replace(config, vocab_size=vocab_size, input=input, output=output)
+    # In one call, because overrides can change cutoffs that exceed the vocabulary.
+    changed = override(config, [*overrides, f"vocab_size={vocab_size}"])
     require(
         not changed.training.epochs or changed.training.max_updates == config.training.max_updates,
         "training.epochs",
@@ -123,34 +116,6 @@ def _require_vocab_size(overrides: Iterable[str], vocab_size: int) -> None:
             f"the data folder has {vocab_size} ids; leave vocab_size out, or prepare another "
             "folder (zipflm prepare --max-size)",
         )
-
-
-def fit_vocabulary(config: Config, size: int, *, scale_cutoffs: bool = False) -> Config:
-    """Adapt a config to a vocabulary of `size` ids.
-
-    Cutoffs do not change, and ValueError is raised if the vocabulary is too small for them. With
-    `scale_cutoffs`, they are scaled with the vocabulary instead.
-    """
-    if size == config.vocab_size:
-        return config
-    if scale_cutoffs:
-        ratio = size / config.vocab_size
-        return replace(
-            config,
-            vocab_size=size,
-            input=_scale(config.input, ratio),
-            output=_scale(config.output, ratio),
-        )
-    for name, layer in (("input", config.input), ("output", config.output)):
-        if isinstance(layer, Banded):
-            require(
-                max(layer.cutoffs, default=0) < size,
-                f"{name}.cutoffs",
-                layer.cutoffs,
-                f"the data folder has only {size} ids; prepare it with more words, or set "
-                f"smaller {name}.cutoffs",
-            )
-    return replace(config, vocab_size=size)
 
 
 L = TypeVar("L")

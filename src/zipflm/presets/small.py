@@ -15,7 +15,7 @@ from zipflm.config import (
     TransformerDecoder,
     WarmupDecay,
 )
-from zipflm.presets.family import Family, Layers
+from zipflm.presets.family import Family
 
 MODERN_DECODER: dict[str, Any] = {
     "positions": "rotary",
@@ -45,6 +45,7 @@ FAMILIES = {
     # ADP-T and SM-T (docs/development/experiments.md). The head covers 84% of the tokens,
     # the head and the first tail together 95%.
     "wikitext-2": Family(
+        purpose="texts of a few million words; minutes on a GPU",
         vocab_size=33_280,
         bpe_vocab_size=8152,
         decoder=TransformerDecoder(
@@ -58,15 +59,12 @@ FAMILIES = {
             bias=False,
             **MODERN_DECODER,
         ),
-        layers=Layers(
-            cutoffs=(4000, 14_000),
-            dim=512,
-            sm_dim=256,
-            asm_dim=32,
-            tail_dropout=0.2,
-            characters=CharacterInput(
-                char_dim=32, filters=((1, 32), (2, 64), (3, 128), (4, 192), (5, 192), (6, 192))
-            ),
+        cutoffs=(4000, 14_000),
+        sm_dim=256,
+        asm_dim=32,
+        tail_dropout=0.2,
+        characters=CharacterInput(
+            char_dim=32, filters=((1, 32), (2, 64), (3, 128), (4, 192), (5, 192), (6, 192))
         ),
         batches=BatchConfig(tokens=16_384),
         training=TrainingConfig(
@@ -82,7 +80,29 @@ FAMILIES = {
             checkpoint_every=1000,
         ),
     ),
+    # For a few sentences, one per line, as in the examples of the documentation.
+    "toy": Family(
+        purpose="a handful of sentences; seconds on a CPU",
+        is_for_a_cpu=True,
+        vocab_size=24,
+        bpe_vocab_size=16,
+        decoder=replace(_DECODER, dim=32, num_layers=1, ffn_dim=64),
+        cutoffs=(12,),
+        sm_dim=16,
+        asm_dim=8,
+        tail_dropout=0.0,
+        characters=CharacterInput(char_dim=8, filters=((1, 8), (2, 16), (3, 24))),
+        batches=BatchConfig(break_mode="sentence", block=64, tokens=256, eval_block=64),
+        training=replace(
+            _CPU_TRAINING,
+            optimizer=AdamW(lr=0.01, table_lr=0.01),
+            max_updates=60,
+            tokens_per_update=256,
+        ),
+    ),
     "tiny": Family(
+        purpose="quick experiments; a minute on a CPU",
+        is_for_a_cpu=True,
         vocab_size=4000,
         bpe_vocab_size=1000,
         decoder=TransformerDecoder(
@@ -94,14 +114,11 @@ FAMILIES = {
             attention_dropout=0.0,
             relu_dropout=0.0,
         ),
-        layers=Layers(
-            cutoffs=(400, 1600),
-            dim=64,
-            sm_dim=32,
-            asm_dim=16,
-            tail_dropout=0.1,
-            characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 48), (4, 64))),
-        ),
+        cutoffs=(400, 1600),
+        sm_dim=32,
+        asm_dim=16,
+        tail_dropout=0.1,
+        characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 48), (4, 64))),
         batches=BatchConfig(block=64, tokens=1024, eval_block=64),
         training=TrainingConfig(
             schedule=CosineCycles(warmup_updates=20, first_cycle=180),
@@ -115,17 +132,16 @@ FAMILIES = {
     # eight factorizations train in a few minutes. The paper's optimizer would need thousands of
     # updates.
     "demo": Family(
+        purpose="a first comparison on a small text; minutes on a CPU",
+        is_for_a_cpu=True,
         vocab_size=15_984,
         bpe_vocab_size=4136,
         decoder=replace(_DECODER, dim=128, num_layers=2, ffn_dim=512),
-        layers=Layers(
-            cutoffs=(1000, 5000),
-            dim=128,
-            sm_dim=64,
-            asm_dim=16,
-            tail_dropout=0.0,
-            characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96))),
-        ),
+        cutoffs=(1000, 5000),
+        sm_dim=64,
+        asm_dim=16,
+        tail_dropout=0.0,
+        characters=CharacterInput(char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96))),
         batches=BatchConfig(block=64, tokens=1024, eval_block=64),
         training=replace(
             _CPU_TRAINING,
@@ -137,18 +153,17 @@ FAMILIES = {
     # For texts of one to three million words on two CPU cores: a useful model in 10 to 30 minutes.
     # On the corpus state-of-the-union, 3,000 updates are about 3.4 epochs.
     "small": Family(
+        purpose="texts of 1 to 3 million words; a quarter of an hour on a CPU",
+        is_for_a_cpu=True,
         vocab_size=15_984,
         bpe_vocab_size=4136,
         decoder=replace(_DECODER, dim=192, num_layers=3, ffn_dim=768, dropout=0.1, bias=False),
-        layers=Layers(
-            cutoffs=(2000, 6000),
-            dim=192,
-            sm_dim=96,
-            asm_dim=24,
-            tail_dropout=0.1,
-            characters=CharacterInput(
-                char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96), (5, 96))
-            ),
+        cutoffs=(2000, 6000),
+        sm_dim=96,
+        asm_dim=24,
+        tail_dropout=0.1,
+        characters=CharacterInput(
+            char_dim=16, filters=((1, 16), (2, 32), (3, 64), (4, 96), (5, 96))
         ),
         batches=BatchConfig(block=128, tokens=2048, eval_block=128),
         training=replace(
@@ -160,27 +175,6 @@ FAMILIES = {
             validate_every=250,
             validate_share=0.2,
             checkpoint_every=1000,
-        ),
-    ),
-    # For a few sentences, one per line, as in the examples of the documentation.
-    "toy": Family(
-        vocab_size=24,
-        bpe_vocab_size=16,
-        decoder=replace(_DECODER, dim=32, num_layers=1, ffn_dim=64),
-        layers=Layers(
-            cutoffs=(12,),
-            dim=32,
-            sm_dim=16,
-            asm_dim=8,
-            tail_dropout=0.0,
-            characters=CharacterInput(char_dim=8, filters=((1, 8), (2, 16), (3, 24))),
-        ),
-        batches=BatchConfig(break_mode="sentence", block=64, tokens=256, eval_block=64),
-        training=replace(
-            _CPU_TRAINING,
-            optimizer=AdamW(lr=0.01, table_lr=0.01),
-            max_updates=60,
-            tokens_per_update=256,
         ),
     ),
 }

@@ -1,120 +1,63 @@
 """Named variants of the presets: rows of the paper's appendix and context table, fairseq's
-settings, and other decoders for small models. A variant is a function from a config to a config."""
+settings, and other decoders for small models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from zipflm.config import AdaptiveOutput, Config, CosineCycles, FixedInput, Tie, TransformerDecoder
+from zipflm.config import AdaptiveOutput, Config
+from zipflm.config.model import BY_LABEL
 from zipflm.presets.rivals import DECODERS, with_decoder
+from zipflm.settings import override
 
-Variant = Callable[[Config], Config]
-
-
-def _with_both_layers(config: Config, **fields: Any) -> Config:
-    return replace(
-        config, input=replace(config.input, **fields), output=replace(config.output, **fields)
-    )
+Overrides = tuple[str, ...]
 
 
-def _dim(dim: int) -> Variant:
-    return lambda config: _with_both_layers(config, dim=dim)
+def _both(**fields: object) -> Overrides:
+    """Set fields of the input and of the output layer."""
+    layers = ("input", "output")
+    return tuple(f"{layer}.{name}={value}" for layer in layers for name, value in fields.items())
 
 
-def _input_dim(dim: int) -> Variant:
-    return lambda config: replace(config, input=FixedInput(dim=dim))
-
-
-def _dropout(rate: float) -> Variant:
-    return lambda config: replace(config, decoder=replace(config.decoder, dropout=rate))
-
-
-def _tied(tie: Tie) -> Variant:
-    return lambda config: replace(config, tie=tie)
-
-
-def _bands(*thousands: int) -> Variant:
+def _bands(*thousands: int) -> Overrides:
     """Set band sizes in thousands of ids. The last band has all remaining ids."""
-    cutoffs = tuple(1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
-    return lambda config: _with_both_layers(config, cutoffs=cutoffs)
+    cutoffs = (1000 * sum(thousands[:end]) for end in range(1, len(thousands)))
+    return _both(cutoffs=",".join(map(str, cutoffs)))
 
 
-def _tail_dropout(rate: float) -> Variant:
-    def variant(config: Config) -> Config:
-        assert isinstance(config.output, AdaptiveOutput)
-        return replace(config, output=replace(config.output, tail_dropout=rate))
-
-    return variant
-
-
-def _block(block: int, context: int) -> Variant:
-    def variant(config: Config) -> Config:
-        # Full blocks, up to 4096 tokens per device; eight devices, two batches per update.
-        tokens = config.batches.tokens // block * block
-        batches = replace(
-            config.batches, block=block, tokens=tokens, eval_block=block, eval_context=context
-        )
-        training = replace(config.training, tokens_per_update=8 * 2 * tokens)
-        return replace(config, batches=batches, training=training)
-
-    return variant
-
-
-def _sixty_four_devices(config: Config) -> Config:
-    """Use twice the batch size of the comparison of factorizations, as in the paper's main results
-    on Billion Word."""
-    return replace(config, training=replace(config.training, tokens_per_update=64 * 2048))
-
-
-def _no_reduction(config: Config) -> Config:
-    """Use the setting of Merity et al.: all bands have width 512, with all tables and
-    projections shared.
-
-    The head is narrower than the decoder and must be projected. Sharing its projection as well
-    gives the paper's parameter count.
-    """
-    return _with_both_layers(replace(config, tie=Tie.HEAD), dim=512, factor=1)
-
-
-def _fairseq(config: Config) -> Config:
-    """Use the settings of the authors' later code that apply to both datasets."""
-    output = config.output
-    if isinstance(output, AdaptiveOutput):
-        output = replace(output, input_dropout=output.tail_dropout)
-    return replace(config, output=output, decoder=_decoder(config, init="fairseq"))
-
-
-def _decoder(config: Config, **fields: Any) -> TransformerDecoder:
-    assert isinstance(config.decoder, TransformerDecoder)
-    return replace(config.decoder, **fields)
-
-
-def _fairseq_wikitext(config: Config) -> Config:
-    """Use `_fairseq` for WikiText-103, where the authors' later code also trains differently."""
-    config = _fairseq(config)
-    schedule = CosineCycles(first_cycle=270_000, min_lr=1e-4)
-    return replace(
-        config,
-        decoder=_decoder(config, num_heads=8),
-        batches=replace(config.batches, block=3072, tokens=3072),
-        training=replace(config.training, schedule=schedule, tokens_per_update=8 * 3 * 3072),
+def _block(block: int, context: int) -> Overrides:
+    # Full blocks, up to 4096 tokens per device; eight devices, two batches per update.
+    tokens = 4096 // block * block
+    return (
+        f"batches.block={block}",
+        f"batches.tokens={tokens}",
+        f"batches.eval_block={block}",
+        f"batches.eval_context={context}",
+        f"training.tokens_per_update={8 * 2 * tokens}",
     )
 
 
-_WIKITEXT_VARIANTS: dict[str, dict[str, Variant]] = {
-    "SM": {"dropout-0.4": _dropout(0.4), "dim-256": _dim(256), "input-64": _input_dim(64)},
-    "SM-T": {"dropout-0.4": _dropout(0.4), "dim-256": _dim(256)},
-    "ASM": {f"input-{dim}": _input_dim(dim) for dim in (256, 128, 64, 32)}
-    | {"tail-dropout-0": _tail_dropout(0)},
-    "ADP": {"tail-dropout-0": _tail_dropout(0)},
+_WIKITEXT_VARIANTS: dict[str, dict[str, Overrides]] = {
+    "SM": {
+        "dropout-0.4": ("decoder.dropout=0.4",),
+        "dim-256": _both(dim=256),
+        "input-64": ("input.dim=64",),
+    },
+    "SM-T": {"dropout-0.4": ("decoder.dropout=0.4",), "dim-256": _both(dim=256)},
+    "ASM": {
+        **{f"input-{dim}": (f"input.dim={dim}",) for dim in (256, 128, 64, 32)},
+        "tail-dropout-0": ("output.tail_dropout=0",),
+    },
+    "ADP": {"tail-dropout-0": ("output.tail_dropout=0",)},
     "ADP-T": {
-        "tie-embeddings": _tied(Tie.EMBEDDINGS),
-        "tie-projections": _tied(Tie.PROJECTIONS),
-        "tie-head": _tied(Tie.HEAD),
-        "no-reduction": _no_reduction,
+        "tie-embeddings": ("tie=embeddings",),
+        "tie-projections": ("tie=projections",),
+        "tie-head": ("tie=head",),
+        # As in Merity et al.: all bands have width 512, with all tables and projections shared. The
+        # head is narrower than the decoder and must be projected. Sharing its projection as well
+        # gives the paper's parameter count.
+        "no-reduction": ("tie=head", *_both(dim=512, factor=1)),
         "bands-20k-40k-200k": _bands(20, 40, 200),
         "bands-20k-140k-100k": _bands(20, 140, 100),
         "bands-20k-40k-60k-140k": _bands(20, 40, 60, 140),
@@ -128,12 +71,32 @@ _WIKITEXT_VARIANTS: dict[str, dict[str, Variant]] = {
         "block-3072-context-2560": _block(3072, 2560),
     },
 }
+_FAIRSEQ_WIKITEXT = (
+    "decoder.num_heads=8",
+    "batches.block=3072",
+    "batches.tokens=3072",
+    "training.schedule.first_cycle=270_000",
+    "training.schedule.min_lr=1e-4",
+    f"training.tokens_per_update={8 * 3 * 3072}",
+)
 
 
-def variants_of(dataset: str, factorization: str) -> dict[str, Variant]:
-    """Return the variants of a model by name. Small models only have variants of the decoder."""
+def variants_of(dataset: str, factorization: str) -> dict[str, Callable[[Config], Config]]:
+    """Return the variants of a model by name, each a function from a config to a config. Small
+    models only have variants of the decoder, published models (`rivals`) none."""
+    if factorization not in BY_LABEL:
+        return {}
+    fairseq: Overrides = ("decoder.init=fairseq",)  # the settings of the authors' later code
     if dataset == "wikitext-103":
-        return _WIKITEXT_VARIANTS.get(factorization, {}) | {"fairseq": _fairseq_wikitext}
-    if dataset == "billion-word":
-        return {"main-result": _sixty_four_devices, "fairseq": _fairseq}
-    return {name: partial(with_decoder, name=name) for name in DECODERS if name != "transformer"}
+        fairseq += _FAIRSEQ_WIKITEXT
+        if BY_LABEL[factorization].output is AdaptiveOutput:
+            fairseq += ("output.input_dropout=0.2",)
+        changes = _WIKITEXT_VARIANTS.get(factorization, {}) | {"fairseq": fairseq}
+    elif dataset == "billion-word":
+        # The paper's main results used twice the batch size of its comparison of factorizations.
+        changes = {"main-result": (f"training.tokens_per_update={64 * 2048}",), "fairseq": fairseq}
+    else:
+        return {
+            name: partial(with_decoder, name=name) for name in DECODERS if name != "transformer"
+        }
+    return {name: partial(override, assignments=fields) for name, fields in changes.items()}

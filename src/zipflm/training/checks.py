@@ -44,7 +44,7 @@ def check_data(config: Config, data: DataFolder) -> None:
     if config.vocab_size != len(data.vocabulary):
         raise ValueError(
             f"vocab_size={config.vocab_size}: {data.path} has {len(data.vocabulary)} ids; use "
-            "recipes.resolve or fit_vocabulary to fit the config to the folder"
+            "recipes.resolve to fit the config to the folder"
         )
     require(
         not config.training.patience or "valid" in data.splits,
