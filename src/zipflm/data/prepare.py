@@ -45,7 +45,7 @@ from zipflm.data.text import (
     expand,
     stored_size,
 )
-from zipflm.data.token_file import TokenWriter
+from zipflm.data.token_file import token_writer
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.settings import write_record
 from zipflm.storage import file_hash, new_folder, refuse_existing, seal
@@ -304,11 +304,12 @@ def _write_split(
     digests, text_hash = word_digests(words), hashlib.sha256()
     path = folder / f"{split}.tokens"
     num_words = scanned.num_tokens  # a line end counts as a word
-    unknown = num_blank_lines = 0
-    with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
+    num_ids = unknown = num_blank_lines = 0
+    with token_writer(path, len(vocabulary), vocabulary.hash) as write:
         for numbers, indices in scanned.chunks():
             ids, ends = encoding.apply(numbers, indices)
-            writer.write(ids, ends)
+            write(ids, ends)
+            num_ids += len(ids)
             text_hash.update(digests[numbers][indices].data)
             unknown += int(np.count_nonzero(ids == UNKNOWN))
             num_blank_lines += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
@@ -327,9 +328,9 @@ def _write_split(
         literal_unknown = 0
     return SplitMetadata(
         file=path.name,
-        tokens=writer.num_tokens,
+        tokens=num_ids,
         words=num_words,
-        sentences=writer.num_sentences,
+        sentences=scanned.num_sentences,
         unknown=unknown,
         out_of_vocabulary=unknown - literal_unknown,
         # Each word adds a space and each line a newline, except that the last word of a line adds
