@@ -19,7 +19,7 @@ import numpy as np
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data import dask
 from zipflm.data.bpe import Codes
-from zipflm.data.corpora import Report, corpus_texts
+from zipflm.data.corpora import Report
 from zipflm.data.encoding import Encoding, word_digests
 from zipflm.data.folder import (
     CODES_FILE,
@@ -158,30 +158,6 @@ def prepare(
         write_record(folder / METADATA_FILE, metadata)
         seal(folder, {split.file: split.sha256 for split in split_metadata.values()})
     return DataFolder(Path(out), metadata, vocabulary)
-
-
-def prepare_corpus(
-    out: Source,
-    corpus: str,
-    options: Options | None = None,
-    *,
-    cache: Source | None = None,
-    processes: int = 1,
-    scheduler: str | None = None,
-    report: Report = lambda task, done, total: None,
-) -> DataFolder:
-    """Create a data folder from a bundled or downloadable corpus.
-
-    Downloads are stored in `cache` (default: `~/.cache/zipflm`). For the other arguments, see
-    `prepare`.
-    """
-    refuse_existing(out)
-    _load_vocabulary_and_codes(options or Options())  # report invalid files before the download
-    cache = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
-    with corpus_texts(corpus, cache, report) as splits:
-        return prepare(
-            out, splits, options, processes=processes, scheduler=scheduler, report=report
-        )
 
 
 @contextmanager
