@@ -16,7 +16,7 @@ import signal
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -42,6 +42,7 @@ LINE_END = "\0"
 """The word that marks the end of a line. `clean` ensures that texts do not contain NUL."""
 
 _Word = TypeVar("_Word", str, bytes)
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,15 @@ def _invalid_bytes(chunk: Chunk, position: int, problem: str) -> ValueError:
     )
 
 
+def ahead(items: Iterator[_Item], count: int) -> Iterator[_Item]:
+    """Yield items in order, each after `count` more have been taken from the iterator."""
+    waiting = deque(islice(items, count))
+    for item in items:
+        waiting.append(item)
+        yield waiting.popleft()
+    yield from waiting
+
+
 def map_in_processes(
     task: Task, chunks: Iterator[Chunk], processes: int
 ) -> Iterator[tuple[Chunk, ScannedChunk]]:
@@ -255,14 +265,9 @@ def map_in_processes(
     # Not fork: this process may have threads (a progress bar, torch).
     spawn = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_init_worker) as pool:
-        waiting: deque[tuple[Chunk, Future[ScannedChunk]]] = deque()
         try:
-            for chunk in chunks:
-                waiting.append((chunk, pool.submit(task, chunk)))
-                if len(waiting) > 2 * processes:
-                    chunk, future = waiting.popleft()
-                    yield chunk, future.result()
-            for chunk, future in waiting:
+            submitted = ((chunk, pool.submit(task, chunk)) for chunk in chunks)
+            for chunk, future in ahead(submitted, 2 * processes):
                 yield chunk, future.result()
         except BrokenProcessPool:
             raise ChildProcessError(
