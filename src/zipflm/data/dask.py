@@ -25,8 +25,6 @@ from zipflm.data.text import Chunk, is_url
 
 LOCAL = "local"
 """Used instead of an address: start a temporary cluster of processes on this machine."""
-CHUNK_BYTES = 1 << 24
-"""Text per task, large enough to hide the scheduler's overhead of about 1 ms."""
 _CONNECT_SECONDS = 10
 _WAIT_FOR_WORKERS_SECONDS = 60
 _POLL_SECONDS = 5

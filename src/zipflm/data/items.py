@@ -11,13 +11,14 @@ The result is a scan in which ids are words and sequences are lines. A file is o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk
-from zipflm.data.text import chunks
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
 
@@ -56,13 +57,13 @@ def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
     return rename
 
 
-def load_names(path: str) -> list[str]:
+def load_names(path: str | PathLike[str]) -> list[str]:
     """Read item names, one per line starting with id 0. Whitespace inside a name becomes `_`.
 
     Raises ValueError, naming the line, for an empty, repeated or reserved name.
     """
     try:
-        text = b"".join(chunk.read() for chunk in chunks(path)).decode("utf-8-sig")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
     names = ["_".join(line.split()) for line in text.removesuffix("\n").split("\n")]

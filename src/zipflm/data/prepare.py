@@ -37,11 +37,8 @@ from zipflm.data.folder import (
 from zipflm.data.items import ARRAYS, are_arrays, item_names, load_names, scan_arrays
 from zipflm.data.scan import Errors, MapInOrder, Scan, map_in_processes, scan
 from zipflm.data.text import (
-    CHUNK_BYTES,
     UTF_8,
-    canonical_name,
     check_encoding,
-    chunks,
     expand,
     stored_size,
 )
@@ -134,14 +131,14 @@ def prepare(
     refuse_existing(out)
     sources = _expand_sources(splits, options)
     vocabulary, codes = _load_vocabulary_and_codes(options)
-    names = None if options.names is None else load_names(os.fspath(options.names))
-    with _workers(processes, scheduler) as (map_in_order, chunk_bytes), new_folder(out) as folder:
+    names = None if options.names is None else load_names(options.names)
+    with _workers(processes, scheduler) as map_in_order, new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {}
             for split, texts in sources.items():
                 rename = item_names(texts, names) if options.ids else None
                 scans[split] = Scan(Path(spool) / split, rename)
-                _read(split, texts, scans[split], options, map_in_order, chunk_bytes, report)
+                _read(split, texts, scans[split], options, map_in_order, report)
             if options.bpe is not None:
                 report("learning sub-words", 0, None)
                 codes = Codes.learn(scans["train"].word_counts(), options.bpe)
@@ -161,23 +158,22 @@ def prepare(
 
 
 @contextmanager
-def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[MapInOrder, int]]:
-    """Yield a function that runs tasks on chunks of text, and the chunk size in bytes."""
+def _workers(processes: int, scheduler: str | None) -> Iterator[MapInOrder]:
+    """Yield a function that runs tasks on chunks of text."""
     if processes < 1:
         raise ValueError(f"processes={processes}: must be at least 1")
     if scheduler is None:
-        yield partial(map_in_processes, processes=processes), CHUNK_BYTES
+        yield partial(map_in_processes, processes=processes)
         return
     with dask.connected(scheduler, processes) as connection:
-        yield connection.map_in_order, dask.CHUNK_BYTES
+        yield connection.map_in_order
 
 
 def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Codes | None]:
     """Return the vocabulary and codes of the options, loaded if they are files."""
     vocabulary, codes = options.vocabulary, options.bpe_codes
     if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
-        name = os.fspath(vocabulary)
-        vocabulary = Vocabulary.load(name, b"".join(chunk.read() for chunk in chunks(name)))
+        vocabulary = Vocabulary.load(vocabulary)
     if codes is not None and not isinstance(codes, Codes):
         codes = Codes.load(codes)
     return vocabulary, codes
@@ -206,7 +202,7 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
-            first = split_of.setdefault(canonical_name(name), split)
+            first = split_of.setdefault(os.path.realpath(name), split)
             if first != split:
                 raise ValueError(
                     f"{name}: used for both {first} and {split}; use it in one split only"
@@ -219,7 +215,6 @@ def _read(
     into: Scan,
     options: Options,
     map_in_order: MapInOrder,
-    chunk_bytes: int,
     report: Report,
 ) -> None:
     total = stored_size(texts)
@@ -237,7 +232,6 @@ def _read(
             errors=options.errors,
             encoding=options.encoding,
             splitting=options.splitting,
-            chunk_bytes=chunk_bytes,
             progress=progress,
         )
     if into.num_tokens == into.num_sentences:

@@ -127,13 +127,12 @@ def scan(
     errors: Errors = "strict",
     encoding: str = UTF_8,
     splitting: Splitting = PLAIN,
-    chunk_bytes: int = CHUNK_BYTES,
     progress: Progress = lambda consumed: None,
 ) -> None:
     """Scan sources in order and append them to `into`."""
     task = partial(scan_chunk, errors=errors, splitting=splitting)
     all_chunks = chain.from_iterable(
-        chunks(name, chunk_bytes, encoding=encoding, errors=errors) for name in names
+        chunks(name, CHUNK_BYTES, encoding=encoding, errors=errors) for name in names
     )
     for chunk, scanned in map_in_order(task, all_chunks):
         into.add(scanned)

@@ -1,8 +1,8 @@
 """Read text as chunks of complete lines, from files, URLs or standard input, and expand globs.
 
-Compressed files are decompressed, and other encodings are converted to UTF-8. Empty files and
-extremely long lines are errors. URLs are read with fsspec. Local files are not: fsspec cannot open
-pipes and accepts a truncated .zst.
+Compressed files are decompressed, and other encodings are converted to UTF-8. Empty files are
+errors. URLs are read with fsspec. Local files are not: fsspec cannot open pipes and accepts a
+truncated .zst.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from typing import IO, Any
 from zipflm.messages import unquoted
 
 CHUNK_BYTES = 1 << 22
-MAX_LINE_BYTES = 1 << 24
-"""A file with a longer line is not text, or has no line ends. A line can exceed this by up to the
-chunk size, because only the bytes beyond a full chunk are counted."""
 
 STDIN = "-"
 UTF_8 = "utf-8"
@@ -144,11 +141,6 @@ def _folder(name: str) -> IsADirectoryError:
     return IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
 
 
-def canonical_name(name: str) -> str:
-    """Return a name that is the same for all paths of a file."""
-    return name if name == STDIN or is_url(name) else os.path.realpath(name)
-
-
 def stored_size(names: Iterable[str]) -> int | None:
     """Return the total size in bytes as stored, or None if unknown (standard input, a pipe)."""
     total = 0
@@ -225,8 +217,7 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
         start = 0
         while start < total:
             file.seek(min(start + size, total))
-            if len(file.readline(MAX_LINE_BYTES + 1)) > MAX_LINE_BYTES:
-                raise _endless_line(name, start)
+            file.readline()
             end = file.tell()
             yield Chunk(name, start, end - start, None, end - start)
             start = end
@@ -234,7 +225,7 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
 
 def _read_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
     """Yield complete lines, about `size` bytes at a time, and their number of stored bytes."""
-    buffer, start, consumed_before, consumed = bytearray(), 0, 0, 0
+    buffer, consumed_before, consumed = bytearray(), 0, 0
     for data, consumed in _blocks(name, encoding, errors):
         buffer += data
         if len(buffer) < size:
@@ -244,24 +235,15 @@ def _read_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tu
         if cut:
             yield bytes(buffer[:cut]), consumed - consumed_before
             del buffer[:cut]
-            start, consumed_before = start + cut, consumed
-        if len(buffer) > size + MAX_LINE_BYTES:
-            raise _endless_line(name, start)
+            consumed_before = consumed
     if buffer:
         yield bytes(buffer), consumed - consumed_before
-    elif start == 0:
+    elif consumed_before == 0:
         raise _empty(name)
 
 
 def _empty(name: str) -> ValueError:
     return ValueError(f"{shown(name)}: empty")
-
-
-def _endless_line(name: str, start: int) -> ValueError:
-    return ValueError(
-        f"{shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
-        "bytes; use one sentence or paragraph per line"
-    )
 
 
 def _blocks(name: str, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
