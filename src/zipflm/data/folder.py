@@ -179,13 +179,10 @@ class DataFolder:
 
     def split(self, split: str) -> SplitMetadata:
         """Return the metadata of a split. Raises ValueError if the folder does not have it."""
-        if split not in SPLITS:
-            raise ValueError(f"split {split!r}: choose from {', '.join(SPLITS)}")
         if split not in self.metadata.splits:
-            kind = {"train": "training", "valid": "validation"}.get(split, split)
             raise ValueError(
                 f"{self.path}: no {split} split, only {', '.join(self.splits)}; prepare the data "
-                f"again with a {kind} text"
+                "again with that text"
             )
         return self.metadata.splits[split]
 

@@ -68,7 +68,8 @@ class Scan:
         """`spool` is the file for the chunks; the caller removes it."""
         self._spool, self._rename = spool, rename
         self._index: defaultdict[str, int] = _numbering(LINE_END)
-        self._counts = np.zeros(1, dtype=np.int64)
+        self.counts: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+        """Count of each distinct word."""
         self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
 
     def add(self, chunk: ScannedChunk) -> None:
@@ -77,10 +78,9 @@ class Scan:
         if self._rename is not None:
             words = [LINE_END, *self._rename(words[1:])]
         numbers = np.fromiter(map(self._index.__getitem__, words), np.uint32, len(words))
-        if len(self._index) > len(self._counts):
-            missing = 2 * len(self._index) - len(self._counts)
-            self._counts = np.append(self._counts, np.zeros(missing, dtype=np.int64))
-        self._counts[numbers] += chunk.counts
+        num_new = len(self._index) - len(self.counts)
+        self.counts = np.append(self.counts, np.zeros(num_new, dtype=np.int64))
+        self.counts[numbers] += chunk.counts
         with open(self._spool, "ab") as file:
             file.write(numbers.data)
             file.write(chunk.indices.data)
@@ -90,10 +90,6 @@ class Scan:
     def words(self) -> list[str]:
         """The distinct words by number. Word 0 is `LINE_END`."""
         return list(self._index)
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        return self._counts[: len(self._index)]
 
     def word_counts(self) -> dict[str, int]:
         """Return the count of each distinct word, without line ends."""

@@ -82,11 +82,9 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
 
     try:
         filesystem, path = fsspec.core.url_to_fs(name)
-    except ImportError as error:
-        raise ValueError(f"{name}: {error}; install the package for such URLs") from None
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         raise ValueError(
-            f"{name}: {error}; use a file, or a URL such as s3://, gs://, hdfs:// or file://"
+            f"{name}: {error}; install the package for such URLs, or use a file"
         ) from None
     try:
         yield filesystem, path
@@ -265,24 +263,19 @@ def _blocks(name: str, encoding: str, errors: str) -> Iterator[tuple[bytes, int]
 @contextmanager
 def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
     """Open the stored bytes of a source. URLs are fetched `block` bytes at a time."""
-    try:
-        if name == STDIN:
-            yield sys.stdin.buffer
-        elif is_url(name):
-            with (
-                _remote(name) as (files, path),
-                files.open(path, "rb", block_size=block) as file,
-                # fsspec files lack some methods of Python files.
-                io.BufferedReader(file, block) as buffered,
-            ):
-                yield buffered
-        else:
-            with open(name, "rb") as file:
-                yield file
-    except OSError as error:
-        if error.errno is not None and error.filename is None:  # errors from read() name no file
-            error.filename = shown(name)
-        raise
+    if name == STDIN:
+        yield sys.stdin.buffer
+    elif is_url(name):
+        with (
+            _remote(name) as (files, path),
+            files.open(path, "rb", block_size=block) as file,
+            # fsspec files lack some methods of Python files.
+            io.BufferedReader(file, block) as buffered,
+        ):
+            yield buffered
+    else:
+        with open(name, "rb") as file:
+            yield file
 
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:
