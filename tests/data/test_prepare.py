@@ -147,8 +147,6 @@ def test_rejects_invalid_options(arguments, message):
 
 
 def test_rejects_invalid_splits(tmp_path):
-    with pytest.raises(ValueError, match="split 'dev'"):
-        prepare(tmp_path / "d", {"dev": TEXTS["valid"]})
     with pytest.raises(ValueError, match="no training text"):
         prepare(tmp_path / "d", {"valid": TEXTS["valid"]})
     with pytest.raises(ValueError, match="no text"):

@@ -170,5 +170,4 @@ def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
     indices = np.zeros(len(is_id), dtype=np.min_scalar_type(len(distinct)))
     indices[is_id] = numbers + 1
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
-    counts = np.bincount(indices, minlength=len(distinct) + 1)
-    return ScannedChunk(words, counts, indices)
+    return ScannedChunk(words, indices)

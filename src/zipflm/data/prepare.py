@@ -182,9 +182,6 @@ def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Cod
 def _expand_sources(
     splits: Mapping[str, Iterable[Source]], options: Options
 ) -> dict[str, list[str]]:
-    unknown = set(splits) - set(SPLITS)
-    if unknown:
-        raise ValueError(f"split {min(unknown)!r}: choose from {', '.join(SPLITS)}")
     sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
     sources = {split: names for split, names in sources.items() if names}
     if "train" not in sources and options.vocabulary is None:

@@ -51,7 +51,6 @@ class ScannedChunk:
 
     words: str
     """The distinct words, `LINE_END` first, joined by spaces."""
-    counts: NDArray[np.int64]
     indices: NDArray[Any]
     """The chunk as indices into `words`, in the smallest integer type."""
 
@@ -70,7 +69,7 @@ class Scan:
         self._index: defaultdict[str, int] = _numbering(LINE_END)
         self.counts: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
         """Count of each distinct word."""
-        self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
+        self._num_chunks = 0
 
     def add(self, chunk: ScannedChunk) -> None:
         """Append a chunk and number its words across the split."""
@@ -80,11 +79,11 @@ class Scan:
         numbers = np.fromiter(map(self._index.__getitem__, words), np.uint32, len(words))
         num_new = len(self._index) - len(self.counts)
         self.counts = np.append(self.counts, np.zeros(num_new, dtype=np.int64))
-        self.counts[numbers] += chunk.counts
+        self.counts[numbers] += np.bincount(chunk.indices, minlength=len(numbers))
         with open(self._spool, "ab") as file:
-            file.write(numbers.data)
-            file.write(chunk.indices.data)
-        self._shapes.append((len(numbers), len(chunk.indices), chunk.indices.dtype))
+            np.save(file, numbers)
+            np.save(file, chunk.indices)
+        self._num_chunks += 1
 
     @property
     def words(self) -> list[str]:
@@ -110,9 +109,8 @@ class Scan:
         The two steps keep the lookup per token in the CPU cache.
         """
         with open(self._spool, "rb") as file:
-            for num_words, num_indices, dtype in self._shapes:
-                numbers = np.fromfile(file, np.uint32, num_words)
-                yield numbers, np.fromfile(file, dtype, num_indices)
+            for _ in range(self._num_chunks):
+                yield np.load(file), np.load(file)
 
 
 def scan(
@@ -149,9 +147,7 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
         joined = words.decode("utf-8")
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
-    counts = np.bincount(numbers)
-    indices = numbers.astype(np.min_scalar_type(len(counts)))
-    return ScannedChunk(joined, counts, indices)
+    return ScannedChunk(joined, numbers.astype(np.min_scalar_type(numbers.max())))
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:

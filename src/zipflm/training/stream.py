@@ -14,8 +14,7 @@ from itertools import count
 import torch.nn.functional as F
 
 from zipflm.config import Config
-from zipflm.data.batches import Batch, Batches
-from zipflm.data.loader import prefetch
+from zipflm.data.batches import Batch, Batches, prefetch
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import PAD
 from zipflm.distributed.processes import Process

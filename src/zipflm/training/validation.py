@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zipflm.data.batches import Batches
-from zipflm.data.loader import prefetch
+from zipflm.data.batches import Batches, prefetch
 from zipflm.data.token_file import TokenArray
 from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
