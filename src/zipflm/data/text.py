@@ -97,8 +97,8 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
 def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
     """Return the files for names, URLs and globs. `-` is standard input.
 
-    Raises FileNotFoundError if a name or glob matches no file, IsADirectoryError for a folder, and
-    ValueError if `-` is repeated.
+    Raises FileNotFoundError if a name or glob matches no file, IsADirectoryError for a local
+    folder, and ValueError if `-` is repeated.
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
@@ -114,14 +114,10 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 def _expand_url(pattern: str) -> list[str]:
     with _remote(pattern) as (files, path):
         if any(char in path for char in "*?["):
-            matches = files.glob(path, detail=True)
+            matches = files.glob(path)
         else:
-            matches = {path: files.info(path)} if files.exists(path) else {}
-        names = sorted(files.unstrip_protocol(name) for name in matches)
-    for name, info in matches.items():
-        if info["type"] == "directory":
-            raise _folder(name)
-    return names
+            matches = [path] if files.exists(path) else []
+        return sorted(files.unstrip_protocol(name) for name in matches)
 
 
 def _expand_path(pattern: str) -> list[str]:
@@ -131,12 +127,8 @@ def _expand_path(pattern: str) -> list[str]:
         names = sorted(glob.glob(pattern, recursive=True))
     for name in names:
         if os.path.isdir(name):
-            raise _folder(name)
+            raise IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
     return names
-
-
-def _folder(name: str) -> IsADirectoryError:
-    return IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
 
 
 def stored_size(names: Iterable[str]) -> int | None:
