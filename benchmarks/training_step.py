@@ -15,13 +15,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from zipflm.config import Config
-from zipflm.data.corpora import addresses, sentences
+from zipflm.data.corpora import EMBEDDED, corpus_texts
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import Vocabulary
 from zipflm.distributed import processes
@@ -44,8 +45,8 @@ PARTS = ("data", "forward", "backward", "update")
 
 def real_tokens(vocab_size: int, num_tokens: int) -> TokenArray:
     """Return the bundled text, repeated, with ids by frequency."""
-    lines = (line for address in addresses() for line in sentences(address))
-    words = [word for line in lines for word in line.split()]
+    with corpus_texts(EMBEDDED, Path()) as texts:
+        words = texts["train"][0].read_text(encoding="utf-8").split()
     ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common())}
     ids = np.array([ranks[word] for word in words]) % (vocab_size - 4) + 4
     ids = np.resize(ids, num_tokens)

@@ -69,9 +69,11 @@ def prepare(
     `if __name__ == "__main__":`. `report` is a progress callback. It is called with the current
     task, the number of bytes just read, and the total number of bytes, or None if unknown.
     """
-    from zipflm.data.prepare import Options, prepare_corpus
+    from zipflm.data.corpora import corpus_texts
+    from zipflm.data.prepare import Options
     from zipflm.data.prepare import prepare as prepare_texts
     from zipflm.data.scan import default_processes
+    from zipflm.storage import refuse_existing
 
     training = _sources(texts)
     if ids and training:
@@ -99,14 +101,16 @@ def prepare(
     reading: dict[str, Any] = {
         "processes": default_processes() if processes is None else processes,
         "scheduler": _scheduler(engine, scheduler),
+        "report": report or (lambda task, done, total: None),
     }
-    if report is not None:
-        reading["report"] = report
     if corpus is None:
         return prepare_texts(out, splits, options, **reading)
     if any(splits.values()):
         raise ValueError(f"corpus={corpus}: cannot be combined with other texts; leave them out")
-    return prepare_corpus(out, corpus, options, cache=cache, **reading)
+    refuse_existing(out)  # before the download
+    folder = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
+    with corpus_texts(corpus, folder, reading["report"]) as corpus_splits:
+        return prepare_texts(out, corpus_splits, options, **reading)
 
 
 def splitting_of(

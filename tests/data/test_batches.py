@@ -1,6 +1,5 @@
 import itertools
 import json
-import os
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,7 @@ from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches, Permutation, unique_tokens
-from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter
+from zipflm.data.token_file import TokenArray
 from zipflm.data.windows import cut
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
@@ -180,27 +179,6 @@ def test_shuffled_sentences_are_batched_by_length():
     assert widths != sorted(widths)
     rows = [{frozenset(b.targets[:, 0].tolist()) for b in batches.epoch(e)} for e in (0, 1)]
     assert rows[0] != rows[1]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_truncated_file_is_detected_before_reading(tmp_path, mode):
-    # Reading past the end of a mapped file would kill the process.
-    path = tmp_path / "train.tokens"
-    with TokenWriter(path, 1000, "0" * 64) as writer:
-        writer.write(np.full(100_000, 7), np.arange(5, 100_001, 5))
-    arguments = {"break_mode": mode, "block": 32, "max_tokens": 64, "shuffle": True}
-    batches = batches_of(TokenFile(path), **arguments)
-    ready = batches.epoch(0)
-    next(ready)
-    os.truncate(path, 128)
-    for read in (
-        lambda: next(ready),
-        lambda: next(batches.epoch(1)),
-        lambda: batches.windows(2, 0),
-        lambda: batches_of(batches.tokens, **arguments),
-    ):
-        with pytest.raises(ValueError, match="changed while in use"):
-            read()
 
 
 def test_large_batches_use_bounded_memory():

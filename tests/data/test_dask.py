@@ -62,7 +62,7 @@ def assert_same_folder(ours, theirs):
 
 
 def test_cluster_with_lost_worker_matches_one_process(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(dask, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr("zipflm.data.scan.CHUNK_BYTES", 2000)
     splits = {
         "train": [texts / "train.txt", texts / "more.txt.bz2"],
         "valid": [f"file://{texts}/valid.txt"],

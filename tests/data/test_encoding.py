@@ -2,12 +2,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from addresses import addresses
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zipflm.config import Splitting
 from zipflm.data.bpe import Codes
-from zipflm.data.corpora import addresses
 from zipflm.data.encoding import EncodedWord, Encoding, TextEncoder, spellings
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import LINE_END

@@ -179,7 +179,7 @@ def test_rejects_files_that_are_not_id_sequences(tmp_path, monkeypatch, name, wr
         ("a\nb\na\n", "line 3: 'a' is already used in line 1"),
         ("a b\na_b\n", "line 2: 'a_b' is already used in line 1"),
         ("a\n<unk>\n", "line 2: <unk> is reserved"),
-        ("", "empty"),
+        ("", "line 1: has no name for id 0"),
     ],
 )
 def test_rejects_invalid_names(tmp_path, text, message):

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from zipflm.config import Blocks
-from zipflm.data.batches import Batches
-from zipflm.data.loader import prefetch
+from zipflm.data.batches import Batches, prefetch
 from zipflm.data.token_file import TokenArray
 
 
@@ -33,10 +32,10 @@ def test_closing_early_stops_the_thread(batches):
 
 
 def test_prefetch_raises_errors_of_its_thread(batches, monkeypatch):
-    def fail(windows):
+    def fail(ids, windows):
         raise OSError("the disk went away")
 
-    monkeypatch.setattr(batches, "_read", fail)
+    monkeypatch.setattr("zipflm.data.batches.batch_of", fail)
     with pytest.raises(OSError, match="the disk went away"):
         next(prefetch(batches.epoch(0), "cpu"))
 

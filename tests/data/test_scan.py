@@ -36,6 +36,12 @@ def scanned(names, spool, processes=1, **options):
     return result
 
 
+def scanned_in_chunks(size, *arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zipflm.data.scan.CHUNK_BYTES", size)
+        return scanned(*arguments)
+
+
 def counts_of(result):
     return dict(zip(result.words, result.counts.tolist(), strict=True))
 
@@ -63,7 +69,7 @@ def test_result_is_independent_of_chunks_and_processes(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("\n".join(lines))
     results = [
-        scanned([path] * 2, tmp_path / f"{processes}-{size}", processes, chunk_bytes=size)
+        scanned_in_chunks(size, [path] * 2, tmp_path / f"{processes}-{size}", processes)
         for processes, size in ((1, 1 << 20), (1, 999), (2, 999))
     ]
     assert [len(list(result.chunks())) for result in results[:2]] == [2, 70]
@@ -77,7 +83,7 @@ def test_invalid_text_error_names_file_and_byte(tmp_path, processes):
     path = tmp_path / "x.txt"
     path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
     with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*set errors to replace"):
-        scanned([path], tmp_path / "spool", processes, chunk_bytes=50)
+        scanned_in_chunks(50, [path], tmp_path / "spool", processes)
 
 
 def die(chunk):

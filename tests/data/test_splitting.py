@@ -2,12 +2,12 @@ import re
 from itertools import islice
 
 import pytest
+from addresses import addresses
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zipflm.config import Splitting
 from zipflm.data import splitting as module
-from zipflm.data.corpora import addresses
 from zipflm.data.splitting import Joiner, Splitter, WordSpan
 from zipflm.data.vocabulary import SPECIALS
 

@@ -1,4 +1,3 @@
-import mmap
 import os
 
 import numpy as np
@@ -8,15 +7,15 @@ from hypothesis import strategies as st
 
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
-from zipflm.data.token_file import TokenArray, TokenFile, TokenWriter
+from zipflm.data.token_file import TokenArray, open_tokens, token_writer
 
 HASH = "ab" * 32
 
 
 def write(path, pieces, size=300):
-    with TokenWriter(path, size, HASH) as writer:
+    with token_writer(path, size, HASH) as append:
         for ids, ends in pieces:
-            writer.write(np.array(ids, dtype=np.int64), np.array(ends, dtype=np.int64))
+            append(np.array(ids, dtype=np.int64), np.array(ends, dtype=np.int64))
     return path
 
 
@@ -24,10 +23,10 @@ def write(path, pieces, size=300):
 def test_round_trip(tmp_path_factory, sentences):
     path = tmp_path_factory.mktemp("tokens") / "x.tokens"
     write(path, [(sentence, [len(sentence)]) for sentence in sentences])
-    tokens, expected = TokenFile(path), TokenArray.of(sentences)
+    tokens, expected = open_tokens(path, HASH), TokenArray.of(sentences)
     assert tokens.ids.tolist() == expected.ids.tolist()
     assert tokens.offsets.tolist() == expected.offsets.tolist()
-    assert (len(tokens), tokens.num_sentences) == (len(expected), len(sentences))
+    assert len(tokens) == len(expected)
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -36,15 +35,14 @@ def test_round_trip(tmp_path_factory, sentences):
     [(256, np.uint8), (257, np.uint16), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)],
 )
 def test_uses_the_smallest_integer_type(tmp_path, size, dtype):
-    tokens = TokenFile(write(tmp_path / "x.tokens", [([size - 1], [1])], size))
+    tokens = open_tokens(write(tmp_path / "x.tokens", [([size - 1], [1])], size), HASH)
     assert tokens.ids.dtype == dtype
     assert tokens.ids[0] == size - 1
 
 
 def test_views_are_read_only(tmp_path):
-    tokens = TokenFile(write(tmp_path / "x.tokens", [([1, 2], [2])]))
+    tokens = open_tokens(write(tmp_path / "x.tokens", [([1, 2], [2])]), HASH)
     for view in (tokens.ids, tokens.offsets):
-        assert isinstance(view.base, mmap.mmap)
         with pytest.raises(ValueError, match="read-only"):
             view[0] = 5
 
@@ -55,37 +53,37 @@ def test_detects_any_truncation(tmp_path):
     for length in range(len(data)):
         cut.write_bytes(data[:length])
         with pytest.raises(ValueError, match="truncated"):
-            TokenFile(cut)
+            open_tokens(cut, HASH)
     cut.write_bytes(data + b"x")
     with pytest.raises(ValueError, match="damaged"):
-        TokenFile(cut)
+        open_tokens(cut, HASH)
 
 
 def test_rejects_other_files_and_versions(tmp_path):
     path = tmp_path / "x.tokens"
     path.write_bytes(b"MMIDIDX\0\0" + bytes(400))
     with pytest.raises(ValueError, match="not a zipflm token file"):
-        TokenFile(path)
+        open_tokens(path, HASH)
     data = bytearray(write(path, [([5, 2], [2])]).read_bytes())
     data[8] = 9
     path.write_bytes(data)
     with pytest.raises(ValueError, match="version 9"):
-        TokenFile(path)
+        open_tokens(path, HASH)
 
 
 def test_interrupted_writer_leaves_no_valid_file(tmp_path):
     path = tmp_path / "x.tokens"
-    with pytest.raises(KeyboardInterrupt), TokenWriter(path, 300, HASH) as writer:
-        writer.write(np.array([5, 2]), np.array([2]))
+    with pytest.raises(KeyboardInterrupt), token_writer(path, 300, HASH) as append:
+        append(np.array([5, 2]), np.array([2]))
         raise KeyboardInterrupt
     with pytest.raises(ValueError, match="not a zipflm token file"):
-        TokenFile(path)
+        open_tokens(path, HASH)
 
 
 def test_replacing_the_file_does_not_affect_open_ones(tmp_path):
     path = write(tmp_path / "x.tokens", [([7, 2, 8, 9, 2, 2], [2, 5, 6])])
     blocks = Blocks(break_mode="none", block=4)
-    plan = Batches(TokenFile(path), blocks, max_tokens=8, shuffle=False)
+    plan = Batches(open_tokens(path, HASH), blocks, max_tokens=8, shuffle=False)
     before = plan.batch(0, 0)
     os.replace(write(tmp_path / "y.tokens", [([5, 2], [2])]), path)
     assert plan.batch(0, 0).targets.tolist() == before.targets.tolist()

@@ -26,7 +26,6 @@ def golden_counts() -> dict[str, int]:
     [
         ("threshold3", {"min_count": 3}),
         ("nwords100", {"min_count": 1, "max_size": 100}),
-        ("padding1", {"min_count": 1, "multiple": 1}),
     ],
 )
 def test_ids_match_fairseq(variant, arguments):

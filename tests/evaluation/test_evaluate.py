@@ -241,10 +241,10 @@ def test_rejects_a_damaged_split(run, data, tmp_path):
 
 
 def test_explains_a_full_temporary_disk(run, monkeypatch):
-    def write(self, ids, ends):
+    def token_writer(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("zipflm.data.token_file.TokenWriter.write", write)
+    monkeypatch.setattr("zipflm.data.prepare.token_writer", token_writer)
     message = error_of("evaluate", run, "--text", TEXTS / "test.txt")
     assert "No space left on device" in message and "TMPDIR" in message and "--out" not in message
 

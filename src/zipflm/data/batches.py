@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.config import Blocks
-from zipflm.data.token_file import Tokens
+from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import END, PAD
 from zipflm.data.windows import Windows, group, rows
 from zipflm.model.inputs import UniqueTokens
@@ -169,7 +171,7 @@ class Batches:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: TokenArray,
         blocks: Blocks,
         *,
         max_tokens: int,
@@ -194,10 +196,8 @@ class Batches:
             raise ValueError(f"max_tokens={max_tokens}: smaller than a block ({blocks.block})")
         if len(tokens.ids) == 0:
             raise ValueError("cannot create batches from an empty split")
-        tokens.require_readable()
-        self.tokens: Tokens = tokens
+        self.tokens: TokenArray = tokens
         self.blocks: Blocks = blocks
-        self._ids = tokens.ids
         shuffle = shuffle and blocks.break_mode != "stream"
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
@@ -231,11 +231,11 @@ class Batches:
         while step := list(islice(remaining, self._batches_per_step)):
             for epoch, same in groupby(step, lambda position: position // self.num_batches):
                 for windows in self._windows(epoch, [p % self.num_batches for p in same]):
-                    yield self._read(windows)
+                    yield batch_of(self.tokens.ids, windows)
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Return batch `index` of this rank."""
-        return self._read(self.windows(epoch, index))
+        return batch_of(self.tokens.ids, self.windows(epoch, index))
 
     def windows(self, epoch: int, index: int) -> Windows:
         """Return the windows of batch `index` of this rank."""
@@ -244,13 +244,8 @@ class Batches:
         windows = next(self._windows(epoch, [0 if is_surplus else position]))
         return Windows(windows.first, windows.end, windows.end) if is_surplus else windows
 
-    def _read(self, windows: Windows) -> Batch:
-        self.tokens.require_readable()
-        return batch_of(self._ids, windows)
-
     def _windows(self, epoch: int, positions: list[int]) -> Iterator[Windows]:
         """Yield the windows of batches by their position in an epoch."""
-        self.tokens.require_readable()
         random = Permutation(self._seed, epoch) if self._shuffle else None
         runs, batches = self._rows.runs, np.array(positions, dtype=np.int64)
         if random is not None:
@@ -266,3 +261,36 @@ class Batches:
         windows = self._rows.windows(indices)
         for size, end in zip(sizes, ends, strict=True):
             yield windows[end - size : end]
+
+
+def prefetch(
+    batches: Iterable[Batch],
+    device: torch.device | str,
+    *,
+    ahead: int = 4,
+    find_unique_tokens: bool = False,
+) -> Generator[Batch]:
+    """Yield batches on a device. A thread assembles up to `ahead` of them in advance.
+
+    `find_unique_tokens` fills in their `unique` field. Closing the generator stops the thread.
+    """
+    device, remaining = torch.device(device), iter(batches)
+    num_unique = 0  # never shrinks: every new size would compile the model again
+
+    def load() -> Batch | None:
+        nonlocal num_unique
+        batch = next(remaining, None)
+        if batch is not None and find_unique_tokens:
+            batch = batch.with_unique_tokens(num_unique)
+            assert batch.unique is not None
+            num_unique = len(batch.unique.ids_U)
+        return batch.pin_memory() if batch is not None and device.type == "cuda" else batch
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="zipflm-loader")
+    try:
+        waiting = deque(thread.submit(load) for _ in range(ahead))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(thread.submit(load))
+            yield batch.to(device, non_blocking=True)
+    finally:
+        thread.shutdown(cancel_futures=True)

@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import unicodedata
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,13 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zipflm import __version__
-from zipflm.data.scan import ScannedChunk, Task
+from zipflm.data.scan import ScannedChunk, Task, ahead
 from zipflm.data.text import Chunk, is_url
 
 LOCAL = "local"
 """Used instead of an address: start a temporary cluster of processes on this machine."""
-CHUNK_BYTES = 1 << 24
-"""Text per task, large enough to hide the scheduler's overhead of about 1 ms."""
 _CONNECT_SECONDS = 10
 _WAIT_FOR_WORKERS_SECONDS = 60
 _POLL_SECONDS = 5
@@ -49,26 +46,23 @@ class Cluster:
         """Yield every chunk with its result, as a `scan.MapInOrder`."""
         self._require_workers()
         max_pending = 2 * sum(self.client.nthreads().values())
-        waiting: deque[tuple[Chunk, Any]] = deque()
+        for chunk, future in ahead(self._submitted(task, chunks), max_pending):
+            yield chunk, self._result(chunk, future)
+
+    def _submitted(self, task: Task, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Any]]:
         for chunk in chunks:
             if chunk.data is None and not is_url(chunk.source):
                 chunk = replace(chunk, source=os.path.abspath(chunk.source))
-            future = self.client.submit(on_worker, chunk, task, _version(), pure=False)
-            waiting.append((chunk, future))
-            if len(waiting) > max_pending:
-                yield self._next(waiting)
-        while waiting:
-            yield self._next(waiting)
+            yield chunk, self.client.submit(on_worker, chunk, task, _version(), pure=False)
 
-    def _next(self, waiting: deque[tuple[Chunk, Any]]) -> tuple[Chunk, ScannedChunk]:
-        chunk, future = waiting.popleft()
+    def _result(self, chunk: Chunk, future: Any) -> ScannedChunk:
         while not future.done():
             try:
                 future.result(timeout=_POLL_SECONDS)
             except Exception:  # an error of the task is raised below
                 self._require_workers()
         try:
-            return chunk, future.result()
+            result: ScannedChunk = future.result()
         except (Exception, asyncio.CancelledError) as error:
             is_from_dask = type(error).__module__.startswith(("distributed.", "tornado."))
             if isinstance(error, ValueError | OSError) and not is_from_dask:
@@ -78,6 +72,7 @@ class Cluster:
                 f"{chunk.start}: {_first_line(error)}; check that the scheduler is running and "
                 "that all workers have this version of zipflm and enough memory"
             ) from error
+        return result
 
     def _require_workers(self) -> None:
         try:
@@ -128,29 +123,26 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
         import distributed
     except ImportError as error:
         raise ValueError(f"engine=dask: needs {error.name}; pip install dask distributed") from None
-    # Silence the logs of Dask: errors are raised.
     quiet = {"distributed.admin.large-graph-warning-threshold": "1TB"}
-    with dask.config.set(quiet), _silent("distributed", "tornado"):
-        if address != LOCAL:
-            with _client(distributed, address) as client:
-                yield Cluster(client, address)
-            return
-        with (
-            distributed.LocalCluster(
-                n_workers=processes,
-                threads_per_worker=1,  # splitting text holds the GIL
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                silence_logs=logging.CRITICAL,
-                preload=[_IGNORE_SIGINT],
-            ) as local,
-            distributed.Client(local, set_as_default=False) as client,
-        ):
-            yield Cluster(client, address)
+    with (
+        dask.config.set(quiet),
+        _without_logs(),
+        _client(distributed, address, processes) as client,
+    ):
+        yield Cluster(client, address)
 
 
-def _client(distributed: Any, address: str) -> Any:
+def _client(distributed: Any, address: str, processes: int) -> Any:
+    if address == LOCAL:  # without an address, a client starts a cluster and stops it at the end
+        return distributed.Client(
+            n_workers=processes,
+            threads_per_worker=1,  # splitting text holds the GIL
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+            preload=[_IGNORE_SIGINT],
+            set_as_default=False,
+        )
     try:
         with ThreadPoolExecutor(1) as thread:  # this thread may have a running event loop
             thread.submit(asyncio.run, _require_dask(distributed, address)).result()
@@ -174,14 +166,11 @@ async def _require_dask(distributed: Any, address: str) -> None:
 
 
 @contextmanager
-def _silent(*names: str) -> Iterator[None]:
-    # Every logger of these libraries sets its own level.
-    known = (name for name in logging.root.manager.loggerDict if name.split(".")[0] in names)
-    before = {logger: logger.level for logger in map(logging.getLogger, [*known])}
-    for logger in before:
-        logger.setLevel(logging.CRITICAL + 1)
+def _without_logs() -> Iterator[None]:
+    """Silence the logs of Dask, which repeat errors. Each of its loggers sets its own level."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in before.items():
-            logger.setLevel(level)
+        logging.disable(before)

@@ -10,19 +10,17 @@ The result is a scan in which ids are words and sequences are lines. A file is o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk
-from zipflm.data.text import chunks
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
-
-Sequences = tuple[NDArray[Any], NDArray[np.int64]]
-"""Ids, and the position after each sequence."""
 
 ARRAYS = (".npy", ".npz")
 _CHUNK_IDS = 1 << 22
@@ -56,13 +54,13 @@ def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
     return rename
 
 
-def load_names(path: str) -> list[str]:
+def load_names(path: str | PathLike[str]) -> list[str]:
     """Read item names, one per line starting with id 0. Whitespace inside a name becomes `_`.
 
     Raises ValueError, naming the line, for an empty, repeated or reserved name.
     """
     try:
-        text = b"".join(chunk.read() for chunk in chunks(path)).decode("utf-8-sig")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
     names = ["_".join(line.split()) for line in text.removesuffix("\n").split("\n")]
@@ -103,16 +101,27 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
 def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
     """Scan arrays of ids in order. Raises ValueError, naming the file, for invalid ids."""
     for source in sources:
-        for ids, ends in _segments(source):
-            into.add(_scan_segment(ids, ends))
-            progress(ids.nbytes)
+        ids, bounds = _sequences(source, *_load(source))
+        first = 0
+        while first < len(bounds) - 1:  # complete sequences, about 4 million ids at a time
+            start = bounds[first]
+            last = max(int(np.searchsorted(bounds, start + _CHUNK_IDS, "right")) - 1, first + 1)
+            segment = ids[start : bounds[last]]
+            if segment.size and segment.min() < 0:
+                raise ValueError(
+                    f"{source}: contains {segment.min()}; {_VALID_IDS} (negative numbers are "
+                    "padding in two-dimensional arrays only)"
+                )
+            into.add(_scan_segment(segment, bounds[first + 1 : last + 1] - start))
+            progress(segment.nbytes)
+            first = last
 
 
-def _load(source: str) -> tuple[NDArray[Any], ...]:
+def _load(source: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Return ids of one or two dimensions, and offsets if the file has them."""
     try:
         if source.endswith(".npy"):
-            return (np.lib.format.open_memmap(source, mode="r"),)
+            return np.lib.format.open_memmap(source, mode="r"), None
         with open(source, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays["ids"], arrays["offsets"]
     except OSError:
@@ -124,53 +133,33 @@ def _load(source: str) -> tuple[NDArray[Any], ...]:
         ) from None
 
 
-def _segments(source: str) -> Iterator[Sequences]:
-    """Yield complete sequences, about 4 million ids at a time. A longer sequence is not divided."""
-    ids, *offsets = _load(source)
-    for array in (ids, *offsets):
+def _sequences(
+    source: str, ids: NDArray[Any], offsets: NDArray[Any] | None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return ids in one dimension, and the bounds of the sequences."""
+    for array in (ids,) if offsets is None else (ids, offsets):
         if array.dtype.kind not in "iu":
             raise ValueError(
                 f"{source}: has type {array.dtype}; {_VALID_IDS}: save array.astype(numpy.int64)"
             )
     if not ids.size:
         raise ValueError(f"{source}: empty")
-    if ids.ndim == 2 and not offsets:
-        yield from _rows(ids)
-    elif ids.ndim == 1:
-        yield from _flat(source, ids, offsets[0] if offsets else np.array([0, len(ids)]))
-    else:
+    if ids.ndim == 2 and offsets is None:
+        is_id = ids >= 0
+        return ids[is_id], np.append(0, np.cumsum(is_id.sum(axis=1)))
+    if ids.ndim != 1:
         raise ValueError(
             f"{source}: ids have {ids.ndim} dimensions; save one, or two without offsets"
         )
-
-
-def _rows(ids: NDArray[Any]) -> Iterator[Sequences]:
-    num_rows = max(1, _CHUNK_IDS // ids.shape[1])
-    for first in range(0, len(ids), num_rows):
-        block = ids[first : first + num_rows]
-        is_id = block >= 0
-        yield block[is_id], np.cumsum(is_id.sum(axis=1))
-
-
-def _flat(source: str, ids: NDArray[Any], offsets: NDArray[Any]) -> Iterator[Sequences]:
+    if offsets is None:
+        return ids, np.array([0, len(ids)])
     bounds = offsets.astype(np.int64)
     if bounds[0] != 0 or bounds[-1] != len(ids) or np.any(bounds[:-1] > bounds[1:]):
         raise ValueError(
             f"{source}: offsets must be sorted, from 0 to {len(ids)}, the number of ids; sequence "
             "i is ids[offsets[i]:offsets[i + 1]]"
         )
-    first = 0
-    while first < len(bounds) - 1:
-        start = bounds[first]
-        last = max(int(np.searchsorted(bounds, start + _CHUNK_IDS, "right")) - 1, first + 1)
-        segment = ids[start : bounds[last]]
-        if segment.size and segment.min() < 0:
-            raise ValueError(
-                f"{source}: contains {segment.min()}; {_VALID_IDS} (negative numbers are padding "
-                "in two-dimensional arrays only)"
-            )
-        yield segment, bounds[first + 1 : last + 1] - start
-        first = last
+    return ids, bounds
 
 
 def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
@@ -181,5 +170,4 @@ def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:
     indices = np.zeros(len(is_id), dtype=np.min_scalar_type(len(distinct)))
     indices[is_id] = numbers + 1
     words = " ".join([LINE_END, *map(str, distinct.tolist())])
-    counts = np.bincount(indices, minlength=len(distinct) + 1)
-    return ScannedChunk(words, counts, indices)
+    return ScannedChunk(words, indices)

@@ -19,7 +19,7 @@ import numpy as np
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data import dask
 from zipflm.data.bpe import Codes
-from zipflm.data.corpora import Report, corpus_texts
+from zipflm.data.corpora import Report
 from zipflm.data.encoding import Encoding, word_digests
 from zipflm.data.folder import (
     CODES_FILE,
@@ -37,15 +37,12 @@ from zipflm.data.folder import (
 from zipflm.data.items import ARRAYS, are_arrays, item_names, load_names, scan_arrays
 from zipflm.data.scan import Errors, MapInOrder, Scan, map_in_processes, scan
 from zipflm.data.text import (
-    CHUNK_BYTES,
     UTF_8,
-    canonical_name,
     check_encoding,
-    chunks,
     expand,
     stored_size,
 )
-from zipflm.data.token_file import TokenWriter
+from zipflm.data.token_file import token_writer
 from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.settings import write_record
 from zipflm.storage import file_hash, new_folder, refuse_existing, seal
@@ -134,14 +131,14 @@ def prepare(
     refuse_existing(out)
     sources = _expand_sources(splits, options)
     vocabulary, codes = _load_vocabulary_and_codes(options)
-    names = None if options.names is None else load_names(os.fspath(options.names))
-    with _workers(processes, scheduler) as (map_in_order, chunk_bytes), new_folder(out) as folder:
+    names = None if options.names is None else load_names(options.names)
+    with _workers(processes, scheduler) as map_in_order, new_folder(out) as folder:
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {}
             for split, texts in sources.items():
                 rename = item_names(texts, names) if options.ids else None
                 scans[split] = Scan(Path(spool) / split, rename)
-                _read(split, texts, scans[split], options, map_in_order, chunk_bytes, report)
+                _read(split, texts, scans[split], options, map_in_order, report)
             if options.bpe is not None:
                 report("learning sub-words", 0, None)
                 codes = Codes.learn(scans["train"].word_counts(), options.bpe)
@@ -160,48 +157,23 @@ def prepare(
     return DataFolder(Path(out), metadata, vocabulary)
 
 
-def prepare_corpus(
-    out: Source,
-    corpus: str,
-    options: Options | None = None,
-    *,
-    cache: Source | None = None,
-    processes: int = 1,
-    scheduler: str | None = None,
-    report: Report = lambda task, done, total: None,
-) -> DataFolder:
-    """Create a data folder from a bundled or downloadable corpus.
-
-    Downloads are stored in `cache` (default: `~/.cache/zipflm`). For the other arguments, see
-    `prepare`.
-    """
-    refuse_existing(out)
-    _load_vocabulary_and_codes(options or Options())  # report invalid files before the download
-    cache = Path.home() / ".cache" / "zipflm" if cache is None else Path(cache)
-    with corpus_texts(corpus, cache, report) as splits:
-        return prepare(
-            out, splits, options, processes=processes, scheduler=scheduler, report=report
-        )
-
-
 @contextmanager
-def _workers(processes: int, scheduler: str | None) -> Iterator[tuple[MapInOrder, int]]:
-    """Yield a function that runs tasks on chunks of text, and the chunk size in bytes."""
+def _workers(processes: int, scheduler: str | None) -> Iterator[MapInOrder]:
+    """Yield a function that runs tasks on chunks of text."""
     if processes < 1:
         raise ValueError(f"processes={processes}: must be at least 1")
     if scheduler is None:
-        yield partial(map_in_processes, processes=processes), CHUNK_BYTES
+        yield partial(map_in_processes, processes=processes)
         return
     with dask.connected(scheduler, processes) as connection:
-        yield connection.map_in_order, dask.CHUNK_BYTES
+        yield connection.map_in_order
 
 
 def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Codes | None]:
     """Return the vocabulary and codes of the options, loaded if they are files."""
     vocabulary, codes = options.vocabulary, options.bpe_codes
     if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
-        name = os.fspath(vocabulary)
-        vocabulary = Vocabulary.load(name, b"".join(chunk.read() for chunk in chunks(name)))
+        vocabulary = Vocabulary.load(vocabulary)
     if codes is not None and not isinstance(codes, Codes):
         codes = Codes.load(codes)
     return vocabulary, codes
@@ -210,9 +182,6 @@ def _load_vocabulary_and_codes(options: Options) -> tuple[Vocabulary | None, Cod
 def _expand_sources(
     splits: Mapping[str, Iterable[Source]], options: Options
 ) -> dict[str, list[str]]:
-    unknown = set(splits) - set(SPLITS)
-    if unknown:
-        raise ValueError(f"split {min(unknown)!r}: choose from {', '.join(SPLITS)}")
     sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
     sources = {split: names for split, names in sources.items() if names}
     if "train" not in sources and options.vocabulary is None:
@@ -230,7 +199,7 @@ def _require_disjoint(sources: Mapping[str, Sequence[str]]) -> None:
     split_of: dict[str, str] = {}
     for split, names in sources.items():
         for name in names:
-            first = split_of.setdefault(canonical_name(name), split)
+            first = split_of.setdefault(os.path.realpath(name), split)
             if first != split:
                 raise ValueError(
                     f"{name}: used for both {first} and {split}; use it in one split only"
@@ -243,7 +212,6 @@ def _read(
     into: Scan,
     options: Options,
     map_in_order: MapInOrder,
-    chunk_bytes: int,
     report: Report,
 ) -> None:
     total = stored_size(texts)
@@ -261,7 +229,6 @@ def _read(
             errors=options.errors,
             encoding=options.encoding,
             splitting=options.splitting,
-            chunk_bytes=chunk_bytes,
             progress=progress,
         )
     if into.num_tokens == into.num_sentences:
@@ -304,11 +271,12 @@ def _write_split(
     digests, text_hash = word_digests(words), hashlib.sha256()
     path = folder / f"{split}.tokens"
     num_words = scanned.num_tokens  # a line end counts as a word
-    unknown = num_blank_lines = 0
-    with TokenWriter(path, len(vocabulary), vocabulary.hash) as writer:
+    num_ids = unknown = num_blank_lines = 0
+    with token_writer(path, len(vocabulary), vocabulary.hash) as write:
         for numbers, indices in scanned.chunks():
             ids, ends = encoding.apply(numbers, indices)
-            writer.write(ids, ends)
+            write(ids, ends)
+            num_ids += len(ids)
             text_hash.update(digests[numbers][indices].data)
             unknown += int(np.count_nonzero(ids == UNKNOWN))
             num_blank_lines += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
@@ -327,9 +295,9 @@ def _write_split(
         literal_unknown = 0
     return SplitMetadata(
         file=path.name,
-        tokens=writer.num_tokens,
+        tokens=num_ids,
         words=num_words,
-        sentences=writer.num_sentences,
+        sentences=scanned.num_sentences,
         unknown=unknown,
         out_of_vocabulary=unknown - literal_unknown,
         # Each word adds a space and each line a newline, except that the last word of a line adds

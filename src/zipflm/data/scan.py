@@ -16,7 +16,7 @@ import signal
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -42,6 +42,7 @@ LINE_END = "\0"
 """The word that marks the end of a line. `clean` ensures that texts do not contain NUL."""
 
 _Word = TypeVar("_Word", str, bytes)
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class ScannedChunk:
 
     words: str
     """The distinct words, `LINE_END` first, joined by spaces."""
-    counts: NDArray[np.int64]
     indices: NDArray[Any]
     """The chunk as indices into `words`, in the smallest integer type."""
 
@@ -67,8 +67,9 @@ class Scan:
         """`spool` is the file for the chunks; the caller removes it."""
         self._spool, self._rename = spool, rename
         self._index: defaultdict[str, int] = _numbering(LINE_END)
-        self._counts = np.zeros(1, dtype=np.int64)
-        self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
+        self.counts: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
+        """Count of each distinct word."""
+        self._num_chunks = 0
 
     def add(self, chunk: ScannedChunk) -> None:
         """Append a chunk and number its words across the split."""
@@ -76,23 +77,18 @@ class Scan:
         if self._rename is not None:
             words = [LINE_END, *self._rename(words[1:])]
         numbers = np.fromiter(map(self._index.__getitem__, words), np.uint32, len(words))
-        if len(self._index) > len(self._counts):
-            missing = 2 * len(self._index) - len(self._counts)
-            self._counts = np.append(self._counts, np.zeros(missing, dtype=np.int64))
-        self._counts[numbers] += chunk.counts
+        num_new = len(self._index) - len(self.counts)
+        self.counts = np.append(self.counts, np.zeros(num_new, dtype=np.int64))
+        self.counts[numbers] += np.bincount(chunk.indices, minlength=len(numbers))
         with open(self._spool, "ab") as file:
-            file.write(numbers.data)
-            file.write(chunk.indices.data)
-        self._shapes.append((len(numbers), len(chunk.indices), chunk.indices.dtype))
+            np.save(file, numbers)
+            np.save(file, chunk.indices)
+        self._num_chunks += 1
 
     @property
     def words(self) -> list[str]:
         """The distinct words by number. Word 0 is `LINE_END`."""
         return list(self._index)
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        return self._counts[: len(self._index)]
 
     def word_counts(self) -> dict[str, int]:
         """Return the count of each distinct word, without line ends."""
@@ -113,9 +109,8 @@ class Scan:
         The two steps keep the lookup per token in the CPU cache.
         """
         with open(self._spool, "rb") as file:
-            for num_words, num_indices, dtype in self._shapes:
-                numbers = np.fromfile(file, np.uint32, num_words)
-                yield numbers, np.fromfile(file, dtype, num_indices)
+            for _ in range(self._num_chunks):
+                yield np.load(file), np.load(file)
 
 
 def scan(
@@ -126,13 +121,12 @@ def scan(
     errors: Errors = "strict",
     encoding: str = UTF_8,
     splitting: Splitting = PLAIN,
-    chunk_bytes: int = CHUNK_BYTES,
     progress: Progress = lambda consumed: None,
 ) -> None:
     """Scan sources in order and append them to `into`."""
     task = partial(scan_chunk, errors=errors, splitting=splitting)
     all_chunks = chain.from_iterable(
-        chunks(name, chunk_bytes, encoding=encoding, errors=errors) for name in names
+        chunks(name, CHUNK_BYTES, encoding=encoding, errors=errors) for name in names
     )
     for chunk, scanned in map_in_order(task, all_chunks):
         into.add(scanned)
@@ -153,9 +147,7 @@ def scan_chunk(chunk: Chunk, errors: Errors, splitting: Splitting = PLAIN) -> Sc
         joined = words.decode("utf-8")
     if not splitting.is_plain:
         joined, numbers = _split_tokens(joined.split(" "), numbers, _splitter(splitting))
-    counts = np.bincount(numbers)
-    indices = numbers.astype(np.min_scalar_type(len(counts)))
-    return ScannedChunk(joined, counts, indices)
+    return ScannedChunk(joined, numbers.astype(np.min_scalar_type(numbers.max())))
 
 
 def _numbering(first: _Word) -> defaultdict[_Word, int]:
@@ -242,6 +234,15 @@ def _invalid_bytes(chunk: Chunk, position: int, problem: str) -> ValueError:
     )
 
 
+def ahead(items: Iterator[_Item], count: int) -> Iterator[_Item]:
+    """Yield items in order, each after `count` more have been taken from the iterator."""
+    waiting = deque(islice(items, count))
+    for item in items:
+        waiting.append(item)
+        yield waiting.popleft()
+    yield from waiting
+
+
 def map_in_processes(
     task: Task, chunks: Iterator[Chunk], processes: int
 ) -> Iterator[tuple[Chunk, ScannedChunk]]:
@@ -255,14 +256,9 @@ def map_in_processes(
     # Not fork: this process may have threads (a progress bar, torch).
     spawn = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_init_worker) as pool:
-        waiting: deque[tuple[Chunk, Future[ScannedChunk]]] = deque()
         try:
-            for chunk in chunks:
-                waiting.append((chunk, pool.submit(task, chunk)))
-                if len(waiting) > 2 * processes:
-                    chunk, future = waiting.popleft()
-                    yield chunk, future.result()
-            for chunk, future in waiting:
+            submitted = ((chunk, pool.submit(task, chunk)) for chunk in chunks)
+            for chunk, future in ahead(submitted, 2 * processes):
                 yield chunk, future.result()
         except BrokenProcessPool:
             raise ChildProcessError(

@@ -1,8 +1,8 @@
 """Read text as chunks of complete lines, from files, URLs or standard input, and expand globs.
 
-Compressed files are decompressed, and other encodings are converted to UTF-8. Empty files and
-extremely long lines are errors. URLs are read with fsspec. Local files are not: fsspec cannot open
-pipes and accepts a truncated .zst.
+Compressed files are decompressed, and other encodings are converted to UTF-8. Empty files are
+errors. URLs are read with fsspec. Local files are not: fsspec cannot open pipes and accepts a
+truncated .zst.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from typing import IO, Any
 from zipflm.messages import unquoted
 
 CHUNK_BYTES = 1 << 22
-MAX_LINE_BYTES = 1 << 24
-"""A file with a longer line is not text, or has no line ends. A line can exceed this by up to the
-chunk size, because only the bytes beyond a full chunk are counted."""
 
 STDIN = "-"
 UTF_8 = "utf-8"
@@ -85,11 +82,9 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
 
     try:
         filesystem, path = fsspec.core.url_to_fs(name)
-    except ImportError as error:
-        raise ValueError(f"{name}: {error}; install the package for such URLs") from None
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         raise ValueError(
-            f"{name}: {error}; use a file, or a URL such as s3://, gs://, hdfs:// or file://"
+            f"{name}: {error}; install the package for such URLs, or use a file"
         ) from None
     try:
         yield filesystem, path
@@ -102,8 +97,8 @@ def _remote(name: str) -> Iterator[tuple[Any, str]]:
 def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
     """Return the files for names, URLs and globs. `-` is standard input.
 
-    Raises FileNotFoundError if a name or glob matches no file, IsADirectoryError for a folder, and
-    ValueError if `-` is repeated.
+    Raises FileNotFoundError if a name or glob matches no file, IsADirectoryError for a local
+    folder, and ValueError if `-` is repeated.
     """
     names: list[str] = []
     for pattern in (os.fspath(pattern) for pattern in patterns):
@@ -119,14 +114,10 @@ def expand(patterns: Iterable[str | PathLike[str]]) -> list[str]:
 def _expand_url(pattern: str) -> list[str]:
     with _remote(pattern) as (files, path):
         if any(char in path for char in "*?["):
-            matches = files.glob(path, detail=True)
+            matches = files.glob(path)
         else:
-            matches = {path: files.info(path)} if files.exists(path) else {}
-        names = sorted(files.unstrip_protocol(name) for name in matches)
-    for name, info in matches.items():
-        if info["type"] == "directory":
-            raise _folder(name)
-    return names
+            matches = [path] if files.exists(path) else []
+        return sorted(files.unstrip_protocol(name) for name in matches)
 
 
 def _expand_path(pattern: str) -> list[str]:
@@ -136,17 +127,8 @@ def _expand_path(pattern: str) -> list[str]:
         names = sorted(glob.glob(pattern, recursive=True))
     for name in names:
         if os.path.isdir(name):
-            raise _folder(name)
+            raise IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
     return names
-
-
-def _folder(name: str) -> IsADirectoryError:
-    return IsADirectoryError(f"{name}: is a folder; pass its files, e.g. '{name}/*.txt'")
-
-
-def canonical_name(name: str) -> str:
-    """Return a name that is the same for all paths of a file."""
-    return name if name == STDIN or is_url(name) else os.path.realpath(name)
 
 
 def stored_size(names: Iterable[str]) -> int | None:
@@ -225,8 +207,7 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
         start = 0
         while start < total:
             file.seek(min(start + size, total))
-            if len(file.readline(MAX_LINE_BYTES + 1)) > MAX_LINE_BYTES:
-                raise _endless_line(name, start)
+            file.readline()
             end = file.tell()
             yield Chunk(name, start, end - start, None, end - start)
             start = end
@@ -234,7 +215,7 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
 
 def _read_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
     """Yield complete lines, about `size` bytes at a time, and their number of stored bytes."""
-    buffer, start, consumed_before, consumed = bytearray(), 0, 0, 0
+    buffer, consumed_before, consumed = bytearray(), 0, 0
     for data, consumed in _blocks(name, encoding, errors):
         buffer += data
         if len(buffer) < size:
@@ -244,24 +225,15 @@ def _read_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tu
         if cut:
             yield bytes(buffer[:cut]), consumed - consumed_before
             del buffer[:cut]
-            start, consumed_before = start + cut, consumed
-        if len(buffer) > size + MAX_LINE_BYTES:
-            raise _endless_line(name, start)
+            consumed_before = consumed
     if buffer:
         yield bytes(buffer), consumed - consumed_before
-    elif start == 0:
+    elif consumed_before == 0:
         raise _empty(name)
 
 
 def _empty(name: str) -> ValueError:
     return ValueError(f"{shown(name)}: empty")
-
-
-def _endless_line(name: str, start: int) -> ValueError:
-    return ValueError(
-        f"{shown(name)}: a line at or after byte {start} is longer than {MAX_LINE_BYTES} "
-        "bytes; use one sentence or paragraph per line"
-    )
 
 
 def _blocks(name: str, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
@@ -283,24 +255,19 @@ def _blocks(name: str, encoding: str, errors: str) -> Iterator[tuple[bytes, int]
 @contextmanager
 def _stored(name: str, block: int = CHUNK_BYTES) -> Iterator[IO[bytes]]:
     """Open the stored bytes of a source. URLs are fetched `block` bytes at a time."""
-    try:
-        if name == STDIN:
-            yield sys.stdin.buffer
-        elif is_url(name):
-            with (
-                _remote(name) as (files, path),
-                files.open(path, "rb", block_size=block) as file,
-                # fsspec files lack some methods of Python files.
-                io.BufferedReader(file, block) as buffered,
-            ):
-                yield buffered
-        else:
-            with open(name, "rb") as file:
-                yield file
-    except OSError as error:
-        if error.errno is not None and error.filename is None:  # errors from read() name no file
-            error.filename = shown(name)
-        raise
+    if name == STDIN:
+        yield sys.stdin.buffer
+    elif is_url(name):
+        with (
+            _remote(name) as (files, path),
+            files.open(path, "rb", block_size=block) as file,
+            # fsspec files lack some methods of Python files.
+            io.BufferedReader(file, block) as buffered,
+        ):
+            yield buffered
+    else:
+        with open(name, "rb") as file:
+            yield file
 
 
 def _recoded(name: str, blocks: Iterator[bytes], encoding: str, errors: str) -> Iterator[bytes]:

@@ -8,15 +8,13 @@ the end of the last sentence.
 
 from __future__ import annotations
 
-import mmap
-import os
-import shutil
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,28 +25,11 @@ _MAGIC = b"zipflmT\n"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQQQ64s")
 _HEADER_SIZE = 128
-_TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-_COPY_BYTES = 1 << 22
-
-Ids = NDArray[np.unsignedinteger[Any]]
-
-
-class Tokens(Protocol):
-    """Source of batches: a stream of ids and the offsets of its sentences."""
-
-    @property
-    def ids(self) -> NDArray[Any]: ...
-
-    @property
-    def offsets(self) -> NDArray[Any]: ...
-
-    def require_readable(self) -> None:
-        """Raise ValueError if the tokens can no longer be read."""
 
 
 @dataclass(frozen=True)
 class TokenArray:
-    """Tokens in memory."""
+    """A stream of ids and the offsets of its sentences."""
 
     ids: NDArray[Any]
     offsets: NDArray[Any]
@@ -56,9 +37,6 @@ class TokenArray:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def require_readable(self) -> None:
-        """Do nothing: tokens in memory can always be read."""
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int] | NDArray[Any]]) -> TokenArray:
@@ -69,107 +47,69 @@ class TokenArray:
         return cls(joined, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
-class TokenFile:
-    """A memory-mapped split. `ids` and `offsets` are read-only views."""
+def open_tokens(path: str | PathLike[str], vocabulary_hash: str) -> TokenArray:
+    """Map a token file into memory, as read-only arrays.
 
-    num_sentences: int
-    vocabulary_size: int
-
-    def __init__(self, path: str | PathLike[str]) -> None:
-        """Open a token file.
-
-        Raises ValueError if it is truncated, has another version or is not a token file.
-        """
-        self.path: str = os.fspath(path)
-        require_file(path)
-        with open(path, "rb") as file:
-            header = file.read(_HEADER_SIZE)
-            self._size = os.fstat(file.fileno()).st_size
-            if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
-                raise ValueError(f"{self.path}: not a zipflm token file, or truncated")
-            # The map keeps the file open, so `require_readable` can detect a change in its size.
-            self._map = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
-        _, version, width, tokens, self.num_sentences, self.vocabulary_size, digest = (
-            _HEADER.unpack_from(header)
+    Raises ValueError if it is truncated, belongs to another vocabulary, has another version or is
+    not a token file.
+    """
+    require_file(path)
+    with open(path, "rb") as file:
+        header = file.read(_HEADER_SIZE)
+    if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
+        raise ValueError(f"{path}: not a zipflm token file, or truncated; prepare the data again")
+    _, version, width, num_tokens, num_sentences, _, digest = _HEADER.unpack_from(header)
+    if version != _VERSION or width not in (1, 2, 4):
+        raise ValueError(
+            f"{path}: token file version {version} with {width} bytes per id, but this "
+            f"release reads version {_VERSION}; prepare the data again"
         )
-        if version != _VERSION or width not in _TYPES:
-            raise ValueError(
-                f"{self.path}: token file version {version} with {width} bytes per id, but this "
-                f"release reads version {_VERSION}; prepare the data again"
-            )
-        self.vocabulary_hash: str = digest.decode("ascii", "replace").rstrip("\0")
-        offsets_at = _aligned(_HEADER_SIZE + tokens * width)
-        expected = offsets_at + 8 * (self.num_sentences + 1)
-        if self._size != expected:
-            raise ValueError(
-                f"{self.path}: truncated or damaged, {self._size} bytes instead of {expected}; "
-                "prepare the data again"
-            )
-        self.ids: Ids = np.ndarray((tokens,), _TYPES[width], self._map, _HEADER_SIZE)
-        self.offsets: NDArray[np.uint64] = np.ndarray(
-            (self.num_sentences + 1,), np.uint64, self._map, offsets_at
+    if digest != vocabulary_hash.encode():
+        raise ValueError(
+            f"{path}: made with vocabulary {digest.decode('ascii', 'replace')}, but the folder has "
+            f"{vocabulary_hash}; prepare the data again"
         )
-        """Start of every sentence, then the number of tokens."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def require_readable(self) -> None:
-        """Raise ValueError if the file size has changed since it was opened.
-
-        Reading a mapped file past its end would kill the process.
-        """
-        size = self._map.size()
-        if size != self._size:
-            raise ValueError(
-                f"{self.path}: changed while in use, from {self._size} to {size} bytes; prepare "
-                "the data again"
-            )
+    data = np.asarray(np.memmap(path, np.uint8, "r"))
+    ids_end = _HEADER_SIZE + num_tokens * width
+    offsets_start = _aligned(ids_end)
+    expected = offsets_start + 8 * (num_sentences + 1)
+    if len(data) != expected:
+        raise ValueError(
+            f"{path}: truncated or damaged, {len(data)} bytes instead of {expected}; prepare the "
+            "data again"
+        )
+    ids = data[_HEADER_SIZE:ids_end].view(f"u{width}")
+    return TokenArray(ids, data[offsets_start:].view(np.uint64))
 
 
-class TokenWriter:
-    """Writes a token file incrementally. The file is valid only after a clean exit."""
+@contextmanager
+def token_writer(
+    path: Path, vocabulary_size: int, vocabulary_hash: str
+) -> Iterator[Callable[[NDArray[Any], NDArray[Any]], None]]:
+    """Yield a function that appends ids to a new token file.
 
-    def __init__(self, path: str | PathLike[str], vocabulary_size: int, digest: str) -> None:
-        self._size, self._digest = vocabulary_size, digest
-        self.dtype: np.dtype[Any] = np.min_scalar_type(vocabulary_size - 1)
-        self.num_tokens: int = 0
-        self.num_sentences: int = 0
-        self._file = open(path, "w+b")
-        # Offsets go to a temporary file: a corpus of a billion words has thirty million sentences.
-        self._offsets_path = f"{os.fspath(path)}.offsets"
-        self._offsets = open(self._offsets_path, "w+b")
-        self._file.write(b"\0" * _HEADER_SIZE)
+    Its second argument contains the positions after each sentence in these ids. The file is valid
+    only after a clean exit.
+    """
+    dtype = np.min_scalar_type(vocabulary_size - 1)
+    offsets, num_tokens = [np.zeros(1, np.uint64)], 0
+    with open(path, "wb") as file:
+        file.write(bytes(_HEADER_SIZE))
 
-    def write(self, ids: NDArray[Any], ends: NDArray[Any]) -> None:
-        """Append ids. `ends` are the positions in `ids` after each sentence."""
-        self._file.write(ids.astype(self.dtype).tobytes())
-        self._offsets.write((ends.astype(np.uint64) + np.uint64(self.num_tokens)).tobytes())
-        self.num_tokens += len(ids)
-        self.num_sentences += len(ends)
+        def write(ids: NDArray[Any], ends: NDArray[Any]) -> None:
+            nonlocal num_tokens
+            file.write(ids.astype(dtype).data)
+            offsets.append(ends.astype(np.uint64) + np.uint64(num_tokens))
+            num_tokens += len(ids)
 
-    def _finish(self) -> None:
-        end = _HEADER_SIZE + self.num_tokens * self.dtype.itemsize
-        self._file.write(b"\0" * (_aligned(end) - end) + b"\0" * 8)
-        self._offsets.seek(0)
-        shutil.copyfileobj(self._offsets, self._file, _COPY_BYTES)
-        self._file.seek(0)
-        counts = self.num_tokens, self.num_sentences, self._size
-        header = _MAGIC, _VERSION, self.dtype.itemsize, *counts, self._digest.encode()
-        self._file.write(_HEADER.pack(*header))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> TokenWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self._finish()
-        for file in (self._file, self._offsets):
-            with suppress(OSError):  # closing may fail again on a full disk
-                file.close()
-        os.unlink(self._offsets_path)
+        yield write
+        file.write(bytes(_aligned(file.tell()) - file.tell()))
+        for part in offsets:
+            file.write(part.data)
+        counts = num_tokens, sum(map(len, offsets)) - 1, vocabulary_size
+        header = _MAGIC, _VERSION, dtype.itemsize, *counts, vocabulary_hash.encode()
+        file.seek(0)
+        file.write(_HEADER.pack(*header))
 
 
 def _aligned(position: int) -> int:

@@ -52,11 +52,10 @@ class Vocabulary:
         *,
         min_count: int = 3,
         max_size: int | None = None,
-        multiple: int = 8,
     ) -> Vocabulary:
         """Create a vocabulary sorted by descending count, then by code point.
 
-        `max_size` includes the special tokens, but not the padding to a multiple of `multiple`.
+        `max_size` includes the special tokens, but not the padding to a multiple of 8.
         """
         kept = sorted(
             (-count, word)
@@ -67,15 +66,14 @@ class Vocabulary:
             del kept[max_size - len(SPECIALS) :]
         words = [*SPECIALS, *(word for _, word in kept)]
         kept_counts = [0] * len(SPECIALS) + [-count for count, _ in kept]
-        num_fillers, taken = -len(words) % multiple, set(words)
+        num_fillers, taken = -len(words) % 8, set(words)
         names = (f"{FILLER}{number:04d}" for number in itertools.count())
         words += itertools.islice((name for name in names if name not in taken), num_fillers)
         return cls(words, kept_counts + [0] * num_fillers)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], data: bytes | None = None) -> Vocabulary:
-        """Read `word count` lines, without the special tokens, from `path`, or from `data` if the
-        file's contents are given.
+    def load(cls, path: str | PathLike[str]) -> Vocabulary:
+        """Read `word count` lines, without the special tokens.
 
         Raises ValueError, naming the line, for malformed, duplicate or unsorted entries.
         """
@@ -83,7 +81,7 @@ class Vocabulary:
         counts = [0] * len(SPECIALS)
         lines_of: dict[str, int] = dict.fromkeys(SPECIALS, 0)
         try:
-            lines = (Path(path).read_bytes() if data is None else data).decode().split("\n")
+            lines = Path(path).read_bytes().decode().split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path}: not UTF-8 at byte {error.start}; expected a vocabulary file in UTF-8"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Blocks, BreakMode
-from zipflm.data.token_file import Tokens
+from zipflm.data.token_file import TokenArray
 
 _PER_STEP = 1 << 14
 """Number of sentences or windows per step. Their arrays fit into the CPU cache."""
@@ -49,7 +49,7 @@ class Rows:
     """Returns the windows at the given positions, which count windows in batching order."""
 
 
-def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
+def cut(tokens: TokenArray, break_mode: BreakMode, size: int) -> NDArray[Any]:
     """Return the boundaries of the parts to score, ascending from 0 to the number of tokens.
 
     `none`: cut every `size` tokens; the last part may be shorter. `complete`: fill each part with
@@ -66,7 +66,7 @@ def cut(tokens: Tokens, break_mode: BreakMode, size: int) -> NDArray[Any]:
     return offsets[firsts].astype(np.int64)
 
 
-def rows(tokens: Tokens, blocks: Blocks, *, sort_by_length: bool, streams: int = 1) -> Rows:
+def rows(tokens: TokenArray, blocks: Blocks, *, sort_by_length: bool, streams: int = 1) -> Rows:
     """Return the windows of a stream in order, or sorted by length.
 
     Break mode `stream` cuts the text into `streams` segments. The rows are then the first window of

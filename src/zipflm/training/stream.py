@@ -14,9 +14,8 @@ from itertools import count
 import torch.nn.functional as F
 
 from zipflm.config import Config
-from zipflm.data.batches import Batch, Batches
-from zipflm.data.loader import prefetch
-from zipflm.data.token_file import Tokens
+from zipflm.data.batches import Batch, Batches, prefetch
+from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import PAD
 from zipflm.distributed.processes import Process
 from zipflm.runs.records import Position
@@ -68,7 +67,7 @@ def _batches_per_update(config: Config, block: int) -> int:
     return config.training.tokens_per_update // tokens_per_batch(config, block)
 
 
-def training_batches(config: Config, tokens: Tokens, block: int) -> Batches:
+def training_batches(config: Config, tokens: TokenArray, block: int) -> Batches:
     """Return the training batches in blocks of this length."""
     return Batches(
         tokens,
@@ -84,7 +83,7 @@ class Stream:
     """An endless sequence of training batches for this process, starting at a position."""
 
     def __init__(
-        self, config: Config, tokens: Tokens, process: Process, position: Position, block: int
+        self, config: Config, tokens: TokenArray, process: Process, position: Position, block: int
     ) -> None:
         self._config, self._tokens, self._process = config, tokens, process
         self._open(position, block)

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zipflm.data.batches import Batches
-from zipflm.data.loader import prefetch
-from zipflm.data.token_file import TokenArray, Tokens
+from zipflm.data.batches import Batches, prefetch
+from zipflm.data.token_file import TokenArray
 from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
@@ -63,7 +62,7 @@ def _share(run: Run) -> float:
     return min(training.validate_share, max_words / run.data.split("valid").words)
 
 
-def sample_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tokens:
+def sample_of(tokens: TokenArray, share: float, ends_word: NDArray[np.bool_]) -> TokenArray:
     """Return about this share of the words, in stretches spread evenly over the text, or `tokens`
     itself if that is everything.
 
@@ -84,7 +83,7 @@ def sample_of(tokens: Tokens, share: float, ends_word: NDArray[np.bool_]) -> Tok
     return TokenArray.of(ids)
 
 
-def _score_and_report(run: Run, tokens: Tokens, share: float) -> Validation:
+def _score_and_report(run: Run, tokens: TokenArray, share: float) -> Validation:
     sums = _score(run, tokens)
     result = Validation(
         update=run.update,
@@ -103,7 +102,7 @@ def _score_and_report(run: Run, tokens: Tokens, share: float) -> Validation:
     return result
 
 
-def _score(run: Run, tokens: Tokens) -> Sums:
+def _score(run: Run, tokens: TokenArray) -> Sums:
     blocks, process, learner = run.config.batches.eval_blocks, run.process, run.learner
     batches = Batches(
         tokens,
