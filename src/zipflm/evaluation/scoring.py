@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from zipflm.data.windows import Windows
 from zipflm.distributed.processes import SINGLE_PROCESS, Process
 from zipflm.evaluation.progress import report_progress
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
-from zipflm.memory.mixing import Mixture
+from zipflm.memory.mixing import MemoryStream, Mixture
 from zipflm.memory.specs import Memories
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.language_model import LanguageModel
@@ -138,13 +138,6 @@ def _gather(
     return nll, positions, scored
 
 
-class StreamMemory(Protocol):
-    """Memories of a stream. `lookup` gets the hidden vectors of a batch, the ids that they predict
-    and the positions of these tokens. It returns the mixture to score them with."""
-
-    def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture: ...
-
-
 class StreamScores(NamedTuple):
     """Scores of the windows of a stream."""
 
@@ -166,7 +159,7 @@ def start_scoring(
     precision: Precision = "float32",
     on_batch: Callable[[LanguageModel, Tensor, Tensor, Ids, Tensor, Mixture | None], None]
     | None = None,
-    memory: StreamMemory | None = None,
+    memory: MemoryStream | None = None,
     carry_state: bool = False,
 ) -> Callable[[], StreamScores]:
     """Start scoring batches of windows of a stream. Call the result to wait for the scores.
