@@ -38,8 +38,6 @@ Ids = NDArray[np.int64]
 
 # Maximum number of batches in flight. Beyond this, the host waits for the oldest.
 _MAX_PENDING = 32
-# Number of nll values that processes exchange at once.
-_EXCHANGE_SIZE = 1 << 24
 
 
 def score(
@@ -84,11 +82,9 @@ def score(
             "the batches do not contain every token once; pass those of the full split"
         )
     targets = predicted_ids(ids, model.config.num_predicted)
-    is_word_model = bool(ends_word.all())
-    # If every token ends a word, a view of a single value saves memory.
-    ends = np.broadcast_to(True, len(nll)) if is_word_model else ends_word[targets]
+    ends = ends_word[targets]
     protocol = ScoringProtocol(
-        unit="word" if is_word_model else "bpe",
+        unit="word" if ends_word.all() else "bpe",
         blocks=batches.blocks,
         tokens=len(nll),
         words=count_words(ends),
@@ -132,10 +128,7 @@ def _gather(
     counts = torch.tensor([positions, scored], device=device)
     positions, scored = share.all_reduce(counts).tolist()
     np.nan_to_num(nll, copy=False)
-    for start in range(0, len(nll), _EXCHANGE_SIZE):
-        chunk = torch.from_numpy(nll[start : start + _EXCHANGE_SIZE]).to(device)
-        nll[start : start + _EXCHANGE_SIZE] = share.all_reduce(chunk).cpu().numpy()
-    return nll, positions, scored
+    return share.all_reduce(torch.from_numpy(nll).to(device)).cpu().numpy(), positions, scored
 
 
 class StreamScores(NamedTuple):

@@ -69,7 +69,7 @@ class Neighbours:
     def rows(self) -> Neighbours:
         return self
 
-    def document_starts(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    def document_ends(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         return np.zeros(len(ids), dtype=np.bool_)
 
     def lookup(self, hidden_ND: Tensor, *text: object) -> Matches:
