@@ -14,12 +14,11 @@ and prints `per_logit`, `tail_product` and `per_tail`, in multiply-adds of the h
 
 from __future__ import annotations
 
-import argparse
-import time
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from common import parser_of, seconds, title
 
 from zipflm.kernels import linear_nll
 from zipflm.model.band_search import Costs
@@ -59,14 +58,12 @@ def milliseconds(layer: Layer, tokens: int, device: str, repeats: int) -> float:
     weight = (weight * layer.width**-0.5).requires_grad_()
     targets = torch.randint(layer.words, (tokens,), device=device)
     active = torch.rand(tokens, device=device) < layer.share
-    times = []
-    for _ in range(repeats + 2):
-        start = time.perf_counter()
+
+    def step() -> None:
         rows = "most" if layer.is_head else "few"
         linear_nll(hidden, weight, targets, active, rows=rows).sum().backward()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - start))
+
+    times = [1000 * seconds(step, device) for _ in range(repeats + 2)]
     return sorted(times[2:])[repeats // 2]  # the first two warm up
 
 
@@ -91,17 +88,13 @@ def _least_squares(rows: list[tuple[float, float]], measured: dict[Layer, float]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, choices=["cuda", "cpu"])
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--words", type=int, default=20_000, help="words of the head")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
-    print(f"{name}, torch {torch.__version__}{threads}, {options.tokens:,} tokens")
+    print(title(options.device, f"{options.tokens:,} tokens"))
     print(f"{'width':>6} {'words':>8} {'share':>6} {'ms':>9}")
     measured = {}
     for layer in layers(options.dim, options.words):

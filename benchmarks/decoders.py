@@ -10,12 +10,12 @@ each decoder.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 
 import torch
-from training_step import fake_vocabulary, measure, random_tokens
+from common import fake_vocabulary, parser_of, random_tokens
+from training_step import measure
 
 from zipflm.distributed import processes
 from zipflm.evaluation.streaming import streaming_speed
@@ -27,15 +27,12 @@ from zipflm.training.throughput import reset_peak_memory
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--preset", default="wikitext-2/ADP-T")
-    parser.add_argument("--device", default=None)
+    parser = parser_of(__doc__, "wikitext-2/ADP-T")
     parser.add_argument("--steps", type=int, default=50, help="updates to time")
     parser.add_argument("--decoders", nargs="+", default=list(DECODERS), choices=list(DECODERS))
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="seconds of streaming per decoder"
     )
-    parser.add_argument("overrides", nargs="*", help="e.g. training.tokens_per_update=65536")
     options = parser.parse_args(arguments)
     with processes.started(options.device) as process:
         for name in options.decoders:

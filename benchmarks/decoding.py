@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from common import parser_of, synchronize, title
 from torch import Tensor
 
 from zipflm.model.language_model import LanguageModel
@@ -141,26 +142,17 @@ def sample_prompt(model: LanguageModel, rows: int, length: int) -> Tensor:
     return torch.cat(words, dim=1)
 
 
-def build(options: argparse.Namespace) -> tuple[LanguageModel, str]:
+def build(options: argparse.Namespace) -> LanguageModel:
     if options.run:
-        run = load_run(options.run)
-        return run.model.to(options.device).eval(), str(run)
+        return load_run(options.run).model.to(options.device).eval()
     config = override(from_name(options.preset), options.overrides)
-    model = LanguageModel(config).to(options.device).eval()
-    return model, f"{options.preset}, {config.decoder.num_layers} layers, random weights"
-
-
-def _device_clock() -> float:
-    torch.cuda.synchronize()
-    return time.perf_counter()
+    return LanguageModel(config).to(options.device).eval()
 
 
 @torch.inference_mode()
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="wikitext-103/ADP-T")
+    parser = parser_of(__doc__, "wikitext-103/ADP-T")
     parser.add_argument("--run", help="a trained run, instead of a preset with random weights")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--threads", type=int, help="CPU threads (default: all)")
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure CPU time; use with --threads 1"
@@ -171,23 +163,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--words", type=int, default=64, help="words to generate")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--choices", nargs="+", default=list(CHOICES), choices=list(CHOICES))
-    parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, title = build(options)
+    model = build(options)
     if options.precision == "bfloat16":  # including weights, like `zipflm.load(dtype=...)`
         model = model.bfloat16()
-    on_gpu = options.device == "cuda"
-    name = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
-    print(f"{name}, torch {torch.__version__}, {options.precision}, {title}", flush=True)
+    print(title(options.device, options.precision, options.run or options.preset), flush=True)
     # Special tokens that are not words, and ids at the end that pad the vocabulary.
     size = model.config.vocab_size
     forbidden = torch.tensor([0, 1, 3, *range(size - 7, size)], device=options.device)
-    clock = _device_clock if on_gpu else time.perf_counter
-    if options.cpu_time:
-        clock = time.process_time
+
+    def clock() -> float:
+        synchronize(options.device)
+        return time.process_time() if options.cpu_time else time.perf_counter()
+
     for batch in options.batch:
         prompt_BT = sample_prompt(model, batch, options.prompt)
         generation = Generation(model, prompt_BT, options.words, clock)

@@ -9,17 +9,13 @@ pass of training.
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 
-import numpy as np
 import torch
+from common import parser_of, random_tokens, scoring_rate, seconds, title
 
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
-from zipflm.data.token_file import TokenArray
-from zipflm.evaluation.scoring import score
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision, autocast
 from zipflm.presets import from_name
@@ -28,74 +24,46 @@ from zipflm.settings import override
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
-def random_text(vocab_size: int, length: int) -> TokenArray:
-    """Draw ids from a Zipf distribution."""
-    ids = np.random.default_rng(0).zipf(1.3, length) % vocab_size
-    return TokenArray(ids.astype(np.int64), np.array([0, length]))
-
-
-def evaluation_rate(
-    model: LanguageModel, batches: Batches, device: str, precision: Precision
-) -> float:
-    """Return the tokens per second of `score`, context included."""
-    ends_word = np.ones(model.config.vocab_size, dtype=np.bool_)
-    start = time.perf_counter()
-    scores = score(model, batches, device=device, ends_word=ends_word, precision=precision)
-    return scores.protocol.positions / (time.perf_counter() - start)
-
-
 def training_forward_rate(
     model: LanguageModel, tokens: int, block: int, device: str, precision: Precision
 ) -> float:
     """Return the tokens per second of a training step's forward pass."""
     words = torch.randint(model.config.vocab_size, (tokens // block, block + 1), device=device)
     model.train()
-    times = []
-    for _ in range(8):
-        _synchronize(device)
-        start = time.perf_counter()
+
+    def forward() -> None:
         with autocast(precision, device):
-            loss = model.nll(words[:, :-1], words[:, 1:]).mean()
-        _synchronize(device)
-        times.append(time.perf_counter() - start)
-        del loss
+            model.nll(words[:, :-1], words[:, 1:]).mean()
+
+    times = [seconds(forward, device) for _ in range(8)]
     return words[:, 1:].numel() / sorted(times)[len(times) // 2]
 
 
-def _synchronize(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
-
-
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="wikitext-103/ADP-T")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser = parser_of(__doc__, "wikitext-103/ADP-T")
     parser.add_argument("--block", type=int, default=3072)
     parser.add_argument("--context", type=int, default=2560)
     parser.add_argument("--tokens", type=int, default=60_000, help="length of the text")
     parser.add_argument("--batch-tokens", type=int, default=32_768)
-    parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
     on_gpu = options.device == "cuda"
     config = override(from_name(options.preset), options.overrides)
     model = LanguageModel(config).to(options.device)
     batches = Batches(
-        random_text(config.vocab_size, options.tokens),
+        random_tokens(config.vocab_size, options.tokens),
         Blocks(break_mode="none", block=options.block, context=options.context),
         max_tokens=options.batch_tokens,
         shuffle=False,
     )
-    name = torch.cuda.get_device_name() if on_gpu else "cpu"
-    print(f"{name}, torch {torch.__version__}, {options.preset}")
+    print(title(options.device, options.preset))
     for precision in PRECISIONS:
         forward = training_forward_rate(
             model, options.batch_tokens, options.block, options.device, precision
         )
-        evaluation_rate(model, batches, options.device, precision)  # warm-up
+        scoring_rate(model, batches, options.device, precision)  # warm-up
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        rate = evaluation_rate(model, batches, options.device, precision)
+        rate = scoring_rate(model, batches, options.device, precision)
         result = {
             "precision": precision,
             "training_forward_tokens_per_s": round(forward),

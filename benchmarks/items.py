@@ -15,10 +15,10 @@ import json
 import resource
 import subprocess
 import sys
-import time
 
 import numpy as np
 import torch
+from common import parser_of, seconds, title
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -83,18 +83,14 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
     model = MODELS[name](options.items, options.dim).to(device)
     optimizer = torch.optim.Adam(model.parameters())
 
-    def step() -> float:
-        start = time.perf_counter()
+    def step() -> None:
         optimizer.zero_grad()
-        loss = model(sequences)
-        loss.backward()
+        model(sequences).backward()
         optimizer.step()
-        loss.item()  # waits for the device
-        return 1000 * (time.perf_counter() - start)
 
     for _ in range(min(2, options.repeats)):
         step()
-    times = sorted(step() for _ in range(options.repeats))
+    times = sorted(1000 * seconds(step, device) for _ in range(options.repeats))
     peak = _resident() if device == "cpu" else torch.cuda.max_memory_allocated()
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -117,9 +113,7 @@ def _measure_in_process(name: str, arguments: list[str]) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, choices=["cuda", "cpu"])
+    parser = parser_of(__doc__)
     parser.add_argument("--items", type=int, default=500_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--users", type=int, default=16)
@@ -130,11 +124,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.only:
         print(json.dumps(measure(options.only, options)))
         return
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    print(
-        f"{name}, torch {torch.__version__}, {options.items:,} items, {options.dim} wide, ", end=""
-    )
-    print(f"{options.users * options.length:,} predictions per step")
+    sizes = f"{options.items:,} items, {options.dim} wide"
+    predictions = f"{options.users * options.length:,} predictions per step"
+    print(title(options.device, sizes, predictions))
     print(f"{'model':12} {'parameters':>12} {'ms/step':>10} {'peak GB':>8}")
     for model in MODELS:
         row = _measure_in_process(model, arguments)

@@ -1,6 +1,6 @@
 """Cost of memories: scoring with and without a cache, and exact search.
 
-    python benchmarks/memory.py [--preset wikitext-2/ADP-T] [--window 2000]
+    python benchmarks/memory.py --device cpu [--preset wikitext-2/ADP-T] [--window 2000]
     python benchmarks/memory.py --device cuda --preset wikitext-103/ADP-T --window 10000 \
         --keys 80000000
 
@@ -13,52 +13,21 @@ part of them is searched repeatedly, so the time to read keys from disk is not i
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
+from statistics import median
 
-import numpy as np
 import torch
+from common import parser_of, random_tokens, scoring_rate, seconds, title
 
 from zipflm.config import Blocks
 from zipflm.data.batches import Batches
-from zipflm.data.token_file import TokenArray
-from zipflm.evaluation.scoring import score
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import unit_vectors
 from zipflm.memory.neighbours import exact_search
 from zipflm.memory.specs import Memories
 from zipflm.model.language_model import LanguageModel
-from zipflm.model.precision import Precision
 from zipflm.presets import from_name
 from zipflm.settings import override
-
-
-def random_text(vocab_size: int, length: int) -> TokenArray:
-    """Draw ids from a Zipf distribution."""
-    ids = np.random.default_rng(0).zipf(1.3, length) % vocab_size
-    return TokenArray(ids.astype(np.int64), np.array([0, length]))
-
-
-def rate(
-    model: LanguageModel,
-    batches: Batches,
-    device: str,
-    precision: Precision,
-    memories: Memories | None,
-) -> float:
-    """Return the number of tokens that `score` scores per second."""
-    ends_word = np.ones(model.config.vocab_size, dtype=np.bool_)
-    start = time.perf_counter()
-    scores = score(
-        model,
-        batches,
-        device=device,
-        ends_word=ends_word,
-        precision=precision,
-        memories=memories,
-    )
-    return scores.protocol.tokens / (time.perf_counter() - start)
 
 
 def search_milliseconds(num_keys: int, dim: int, queries: int, k: int, device: str) -> float:
@@ -75,25 +44,19 @@ def search_milliseconds(num_keys: int, dim: int, queries: int, k: int, device: s
         keys[first : first + size] = unit_vectors(block).half()
     vectors = unit_vectors(torch.randn(queries, dim, generator=generator, device=device))
     exact_search(keys[: 1 << 20], vectors, min(k, num_fitting))  # warm-up
-    _synchronize(device)
-    start, done = time.perf_counter(), 0
-    while done < num_keys:
-        part = keys[: num_keys - done]
-        exact_search(part, vectors, min(k, len(part)))
-        done += len(part)
-    _synchronize(device)
-    return 1000 * (time.perf_counter() - start) / queries
 
+    def search() -> None:
+        done = 0
+        while done < num_keys:
+            part = keys[: num_keys - done]
+            exact_search(part, vectors, min(k, len(part)))
+            done += len(part)
 
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    return 1000 * seconds(search, device) / queries
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="wikitext-2/ADP-T")
-    parser.add_argument("--device", default="cpu", choices=["cuda", "cpu"])
+    parser = parser_of(__doc__, "wikitext-2/ADP-T")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--block", type=int, default=512)
     parser.add_argument("--window", type=int, default=2000)
@@ -102,28 +65,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--keys", type=int, default=200_000, help="number of keys; 0: no search")
     parser.add_argument("--queries", type=int, help="default: 8,192 on a GPU, else 256")
     parser.add_argument("--neighbours", type=int, default=1024)
-    parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
     on_gpu = options.device == "cuda"
     tokens = options.tokens or (1_000_000 if on_gpu else 20_000)
     config = override(from_name(options.preset), options.overrides)
     model = LanguageModel(config).to(options.device).eval()
     batches = Batches(
-        random_text(config.vocab_size, tokens),
+        random_tokens(config.vocab_size, tokens),
         Blocks(break_mode="none", block=options.block, context=0),
         max_tokens=max(options.block, 32_768 if on_gpu else 4_096),
         shuffle=False,
     )
-    name = torch.cuda.get_device_name() if on_gpu else "cpu"
-    print(f"{name}, torch {torch.__version__}, {options.preset}")
+    print(title(options.device, options.preset))
     cache = Cache(CacheSettings(window=options.window))
     memories = Memories([f"cache:{options.window}"], [cache])
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(options.repeats + 1):  # the first is warm-up
         for has_cache, measured in rates.items():
             chosen = memories if has_cache else None
-            measured.append(rate(model, batches, options.device, options.dtype, chosen))
-    without, with_cache = (float(np.median(measured[1:])) for measured in rates.values())
+            measured.append(scoring_rate(model, batches, options.device, options.dtype, chosen))
+    without, with_cache = (median(measured[1:]) for measured in rates.values())
     result = {
         "window": options.window,
         "dtype": options.dtype,

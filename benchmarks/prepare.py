@@ -7,9 +7,7 @@ lookup per word. Cases alternate, each in a new process, and the best time of ea
 Measures the first file and all files, to show that time grows linearly and memory does not.
 
 The speeds of the rules `words` and `wikitext` are also shown relative to that of `whitespace`;
-measure them on raw prose. A local Dask cluster is measured on the same files and on a generated
-text of five million distinct words (`--types`). "All MB" is the peak memory of all processes, with
-shared memory counted once (sampled, Linux only).
+measure them on raw prose.
 """
 
 from __future__ import annotations
@@ -19,12 +17,10 @@ import itertools
 import json
 import os
 import platform
-import random
 import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from array import array
 from collections import Counter
@@ -34,7 +30,6 @@ from typing import Any
 import numpy as np
 
 RULES = ("whitespace", "words", "wikitext")
-DASK = "dask"
 
 
 def plain(names: list[str]) -> dict[str, float]:
@@ -69,24 +64,10 @@ def prepare_texts(
     data = prepare(
         Path(folder) / "data",
         {"train": names},
-        Options(splitting=Splitting(rule if rule in RULES else "whitespace")),
+        Options(splitting=Splitting(rule)),
         processes=processes,
-        scheduler="local" if rule == DASK else None,
     )
     return data.tokens("train")
-
-
-def write_text(path: Path, types: int) -> None:
-    """Write a text with `types` distinct rare words among common ones. Each rare word occurs
-    twice: lines of ten rare words come in order, then again in reverse order."""
-    draw = random.Random(1)
-    common = [f"c{number:x}" for number in range(20_000)]
-    with open(path, "w", encoding="ascii") as file:
-        for order in (range(0, types, 10), range(types // 10 * 10 - 10, -1, -10)):
-            for first in order:
-                line = [common[draw.randrange(1 + draw.randrange(len(common)))] for _ in range(10)]
-                line += [f"r{number:x}" for number in range(first, first + 10)]
-                file.write(" ".join(line) + "\n")
 
 
 def make_plan(tokens: Any, break_mode: str) -> Any:
@@ -139,57 +120,15 @@ def long_plans(tokens: int) -> dict[str, float]:
     return seconds
 
 
-class PeakOfAll:
-    """Samples the memory of a process and its children and keeps the peak."""
-
-    def __init__(self, pid: int) -> None:
-        self.megabytes, self._pid, self._over = 0.0, pid, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def end(self) -> float:
-        self._over.set()
-        self._thread.join()
-        return self.megabytes
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.05):
-            self.megabytes = max(self.megabytes, sum(map(_megabytes, _tree(self._pid))))
-
-
-def _tree(pid: int) -> list[int]:
-    pids, waiting = [], [pid]
-    while waiting:
-        pids.append(waiting.pop())
-        try:
-            for task in Path(f"/proc/{pids[-1]}/task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
-        except OSError:  # the process has ended, or this is not Linux
-            continue
-    return pids
-
-
-def _megabytes(pid: int) -> float:
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return int(rollup.split("\nPss:")[1].split()[0]) / 1024
-    except (OSError, IndexError):
-        return 0.0
-
-
 def measure(case: str, names: list[str], processes: int) -> dict[str, float]:
     """Run one case in a new process, to measure its memory alone."""
     command = [sys.executable, __file__, *names, "--case", case, "--processes", str(processes)]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    peak = PeakOfAll(started.pid)
-    shown, _ = started.communicate()
-    if started.returncode:
-        raise subprocess.CalledProcessError(started.returncode, command)
-    return json.loads(shown) | {"all_peak_mb": peak.end()}  # type: ignore[no-any-return]
+    result: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
+    return result
 
 
 def run_case(case: str, names: list[str], processes: int) -> dict[str, float]:
-    if case in (*RULES, DASK):
+    if case in RULES:
         result = ours(names, processes, case)
     else:
         result = {"plain": plain, "batches": batches}[case](names)
@@ -212,38 +151,22 @@ def own_peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def best(runs: list[dict[str, float]]) -> dict[str, float]:
-    return min(runs, key=lambda run: run["seconds"])
-
-
 def compare(names: list[str], processes: int, repeats: int) -> dict[str, Any]:
     cases = {"plain loop": ("plain", 1)}
     for number in (1, processes):
         for rule in RULES:
             split = "" if rule == "whitespace" else f" {rule}"
             cases[f"prepare{split}, {number} process{'es' if number > 1 else ''}"] = (rule, number)
-    cases |= dask_cases(processes)
-    return measure_in_turns(cases, names, repeats)
-
-
-def dask_cases(processes: int) -> dict[str, tuple[str, int]]:
-    return {f"prepare, dask, {processes} workers": (DASK, processes)}
-
-
-def measure_in_turns(
-    cases: dict[str, tuple[str, int]], names: list[str], repeats: int
-) -> dict[str, Any]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, (case, number) in cases.items():
             runs[name].append(measure(case, names, number))
-    results = {name: best(timed) for name, timed in runs.items()}
+    results = {name: min(timed, key=lambda run: run["seconds"]) for name, timed in runs.items()}
     by_whitespace = {number: results[n] for n, (rule, number) in cases.items() if rule == RULES[0]}
     for name, (rule, number) in cases.items():
         result = results[name]
-        if "plain loop" in results:
-            result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
-        if rule in (*RULES, DASK):
+        result["speedup"] = results["plain loop"]["seconds"] / result["seconds"]
+        if rule in RULES:
             for unit in ("seconds", "cpu_seconds"):
                 result[f"of_whitespace_{unit}"] = by_whitespace[number][unit] / result[unit]
     return results
@@ -251,7 +174,7 @@ def measure_in_turns(
 
 def show(title: str, results: dict[str, Any]) -> None:
     print(
-        f"\n{title}\n{'':30}   seconds   CPU s  tokens/s   speedup   parent MB  worker MB   all MB"
+        f"\n{title}\n{'':30}   seconds   CPU s  tokens/s   speedup   parent MB  worker MB"
         "  of the whitespace rate (by CPU s)"
     )
     for name, run in results.items():
@@ -260,23 +183,12 @@ def show(title: str, results: dict[str, Any]) -> None:
         if "of_whitespace_seconds" in run:
             share = f"  {run['of_whitespace_seconds']:8.2f} "
             share += f"({run['of_whitespace_cpu_seconds']:.2f})"
-        worker = run["worker_peak_mb"] if "processes" in name or "workers" in name else 0
-        speedup = f"{run['speedup']:8.2f}" if "speedup" in run else " " * 8
+        worker = run["worker_peak_mb"] if "processes" in name else 0
         print(
             f"{name:30}  {run['seconds']:8.2f}  {run['cpu_seconds']:6.1f}  {rate:7.2f}M"
-            f"  {speedup}  {run['parent_peak_mb']:10.0f} {worker:10.0f} {run['all_peak_mb']:8.0f}"
-            + share,
+            f"  {run['speedup']:8.2f}  {run['parent_peak_mb']:10.0f} {worker:10.0f}" + share,
             flush=True,
         )
-
-
-def measure_many_types(types: int, processes: int, repeats: int) -> dict[str, Any]:
-    """Measure a text with this many distinct words."""
-    cases = {f"prepare, {processes} processes": ("whitespace", processes)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "types.txt"
-        write_text(path, types)
-        return measure_in_turns(cases | dask_cases(processes), [str(path)], repeats)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -284,13 +196,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    types_help = "distinct words of the generated text"
-    parser.add_argument("--types", type=int, default=5_000_000, help=types_help)
     plan_help = "tokens of the artificial text to plan"
     parser.add_argument("--plan-tokens", type=int, default=1_000_000_000, help=plan_help)
     parser.add_argument("--json", help="also write the results to this file")
-    known = ["plain", "batches", *RULES, DASK]
-    parser.add_argument("--case", choices=known, help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=["plain", "batches", *RULES], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:
         print(json.dumps(run_case(options.case, options.texts, options.processes)))
@@ -304,9 +213,6 @@ def main(arguments: list[str] | None = None) -> None:
         title = f"{len(names)} file(s), {sum(map(os.path.getsize, names)) / 1e6:.0f} MB"
         results[title] = compare(list(names), options.processes, options.repeats)
         show(title, results[title])
-    title = f"{options.types:,} types"
-    results[title] = measure_many_types(options.types, options.processes, options.repeats)
-    show(title, results[title])
     results["batches"] = measure("batches", options.texts, 1)
     results["plans"] = long_plans(options.plan_tokens)
     print("\nbatches of 4096 tokens from all files, one thread")

@@ -12,16 +12,14 @@ The goal for `lm.score` is at least 0.8 times the tokens/s of `evaluate`.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import fake_vocabulary, parser_of, seconds, title
 
 from zipflm.config import PLAIN, Blocks, Config
 from zipflm.data.batches import Batches
@@ -41,10 +39,7 @@ BLOCK = 512
 
 
 def artificial_run(config: Config) -> LoadedRun:
-    size = config.vocab_size
-    words = [*SPECIALS, *(f"w{number}" for number in range(size - len(SPECIALS)))]
-    vocabulary = Vocabulary(words, [0] * len(SPECIALS) + list(range(size, len(SPECIALS), -1)))
-    path = Path("artificial")
+    vocabulary, path = fake_vocabulary(config), Path("artificial")
     return LoadedRun(
         folder=RunFolder(path),
         checkpoint=Checkpoint(path / "checkpoints" / "update-00000000"),
@@ -66,22 +61,11 @@ def artificial_lines(vocabulary: Vocabulary, num_lines: int) -> list[str]:
     return [" ".join(next(words) for _ in range(length)) for length in lengths]
 
 
-def seconds(work: Callable[[], object], device: str) -> float:
-    start = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, choices=["cuda", "cpu"])
-    parser.add_argument("--preset", default="wikitext-103/ADP-T")
-    parser.add_argument("--lines", type=int, default=20_000 if default == "cuda" else 300)
+    parser = parser_of(__doc__, "wikitext-103/ADP-T")
+    default = 20_000 if torch.cuda.is_available() else 300
+    parser.add_argument("--lines", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", help="e.g. decoder.num_layers=2")
     options = parser.parse_args(arguments)
     config = override(from_name(options.preset), options.overrides)
     lm = TrainedModel(artificial_run(config), ScoringOptions(device=options.device, block=BLOCK))
@@ -104,11 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
             for name, work in sides.items():
                 best[name] = min(best[name], seconds(work, options.device))
     rates = {name: len(tokens) / taken for name, taken in best.items()}
-    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"{where}, torch {torch.__version__}, {config.name}, {len(tokens):,} tokens")
+    print(title(options.device, options.preset, f"{len(tokens):,} tokens"))
     for name, rate in rates.items():
         print(f"{name:10} {rate:>12,.0f} tokens/s  {rate / rates['evaluate']:.2f} of evaluate")
-    print(json.dumps({name: round(rate) for name, rate in rates.items()}))
 
 
 if __name__ == "__main__":

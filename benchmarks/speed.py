@@ -4,19 +4,16 @@
 
 Measures full training steps of several presets, and the output layers, the input layer and the
 optimizer separately. Baselines are the published adaptive layers (rewritten in their style),
-`nn.AdaptiveLogSoftmaxWithLoss`, `torch.optim.SGD`, a full softmax in compiled chunks, and kernels
-of other packages if they are installed. On a GPU, layers have the sizes of WikiText-103,
-in bfloat16 with the paper's dropout. On a CPU, they are smaller and in float32, and only the ratios
-are meaningful.
+`nn.AdaptiveLogSoftmaxWithLoss`, `torch.optim.SGD` and a full softmax in compiled chunks. On a GPU,
+layers have the sizes of WikiText-103, in bfloat16 with the paper's dropout. On a CPU, they are
+smaller and in float32, and only the ratios are meaningful.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -24,10 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from common import parser_of, random_tokens, real_tokens, seconds
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from training_step import measure, random_tokens, real_tokens
+from training_step import measure
 
 from zipflm.distributed import processes
 from zipflm.model.adaptive_softmax import AdaptiveSoftmax
@@ -85,9 +83,7 @@ Row = dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, choices=["cuda", "cpu"])
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, help="number of measurements; the median is reported")
     parser.add_argument("--presets", nargs="*", help="only measure steps of these presets")
@@ -191,7 +187,6 @@ def full(size: Size, device: torch.device, rounds: int, _: object) -> Iterator[R
         "zipflm": lambda: ours(hidden, targets),
         "compiled chunks": _compiled_chunks(hidden, layer.weight, targets),
     }
-    sides |= _others(hidden, layer.weight, targets)
     for name, side in sides.items():
         yield {"what": name} | _timed(side, device, rounds, layer, hidden)
 
@@ -284,28 +279,6 @@ def _compiled_chunks(hidden: Tensor, weight: Tensor, targets: Tensor) -> Callabl
     return total
 
 
-def _others(hidden: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Callable[[], Tensor]]:
-    sides: dict[str, Callable[[], Tensor]] = {}
-    if not hidden.is_cuda:
-        return sides
-    try:
-        from cut_cross_entropy import linear_cross_entropy
-
-        sides["cut-cross-entropy"] = lambda: linear_cross_entropy(
-            hidden, weight.to(hidden.dtype), targets, reduction="sum"
-        )
-    except ImportError:
-        pass
-    try:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-        liger = LigerFusedLinearCrossEntropyLoss(reduction="sum")
-        sides["Liger"] = lambda: liger(weight.to(hidden.dtype), hidden, targets)
-    except ImportError:
-        pass
-    return sides
-
-
 def _targets(bands: Bands, number: int, device: torch.device) -> Tensor:
     """Return shuffled words, with each band as frequent as in WikiText-103."""
     counts = [round(share * number) for share in SHARES[1:]]
@@ -344,21 +317,11 @@ def _times(step: Callable[[], Any], device: torch.device, rounds: int) -> Row:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    taken = [_seconds(step, device) for _ in range(rounds)]
+    taken = [seconds(step, device) for _ in range(rounds)]
     row: Row = {"ms": round(1000 * statistics.median(taken), 3)}
     if device.type == "cuda":
         row["gb"] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
     return row
-
-
-def _seconds(step: Callable[[], Any], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def _dtype(device: torch.device) -> torch.dtype:

@@ -40,7 +40,7 @@ evaluate --memory cache
 
 # 3. Nearest neighbors in the training text, then a cache on top.
 [ -e "$out/store/memory.json" ] || zipflm memory build "$run" --data "$data" \
-    --out "$out/store" --max-keys "$keys" --no-index
+    --out "$out/store" --max-keys "$keys"
 zipflm memory tune "$run" --data "$out/halves/data" --block 512 --context 0 \
     --memory "$out/store" --memory cache
 evaluate --memory "$out/store" --memory cache

@@ -11,5 +11,9 @@ def load(name):
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for the types of their fields
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(FOLDER))  # scripts import each other
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
     return module

@@ -451,19 +451,17 @@ def build_memory(
     split: str = "train",
     max_keys: int | None = None,
     dtype: str = "float16",
-    index: bool | None = None,
+    index: bool = False,
     block: int | None = None,
     context: int | None = None,
     checkpoint: Choice | str | None = None,
     device: str | None = None,
-    say: Callable[[str], None] | None = None,
 ) -> StoreInfo:
     """Build a store for `memory=` of `evaluate`: the tokens of a split, each with the hidden state
     that predicts it as its key.
 
     With `max_keys`, only the first `max_keys` tokens are stored. `index=True` builds an index for
-    search on a CPU, which needs faiss. By default, stores of 2 million keys or more get an index if
-    faiss is installed. `say` is called with progress messages.
+    search on a CPU, which needs faiss.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.memory.building import build
@@ -478,7 +476,6 @@ def build_memory(
         dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
         index=index,
         options=ScoringOptions(block=block, context=context, device=device),
-        say=say or (lambda text: None),
     )
 
 

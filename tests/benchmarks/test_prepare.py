@@ -18,28 +18,24 @@ def test_plain_loop_and_prepare_count_the_same_tokens(tmp_path, monkeypatch):
     def sometimes_measure(case, names, processes):
         if case in MEASURED and names == [str(text)]:
             return measure(case, names, processes)
-        return script.run_case(case, names, processes) | {"all_peak_mb": 1.0}
+        return script.run_case(case, names, processes)
 
     monkeypatch.setattr(script, "measure", sometimes_measure)
     text, path = tmp_path / "text.txt", tmp_path / "numbers.json"
     text.write_text("the cat sat on the mat\nthe dog ran.\n" * 40)
-    sizes = ["--types", "2000", "--plan-tokens", "100000"]
-    script.main([str(text), "--repeats", "1", *sizes, "--json", str(path)])
+    sizes = ["--repeats", "1", "--plan-tokens", "100000"]
+    script.main([str(text), *sizes, "--json", str(path)])
     results = json.loads(path.read_text())
     (cases,) = [value for title, value in results.items() if title.startswith("1 file(s)")]
     rules = ["prepare", "prepare words", "prepare wikitext"]
     one, two = [f"{rule}, 1 process" for rule in rules], [f"{rule}, 2 processes" for rule in rules]
-    others = ["prepare, dask, 2 workers"]
-    assert list(cases) == ["plain loop", *one, *two, *others]
+    assert list(cases) == ["plain loop", *one, *two]
     for name, case in cases.items():
         splits_off = "words" in name or "wikitext" in name
         assert case["tokens"] == 40 * (7 + (5 if splits_off else 4))
     assert cases["plain loop"]["speedup"] == 1
     assert cases["prepare, 2 processes"]["of_whitespace_seconds"] == 1
     assert cases["prepare words, 1 process"]["of_whitespace_cpu_seconds"] > 0
-    assert list(results["2,000 types"]) == ["prepare, 2 processes", *others]
-    for case in results["2,000 types"].values():
-        assert case["tokens"] == 2 * 200 * 21 and case["of_whitespace_seconds"] > 0
     for mode in ("none", "complete", "sentence"):
         assert results["plans"][f"{mode}_plan_cpu_seconds"] > 0
         assert results["batches"][f"{mode}_tokens_per_second"] > 0

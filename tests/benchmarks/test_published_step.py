@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmark_scripts import FOLDER, load
+from benchmark_scripts import load
 
 from zipflm import LanguageModel
 from zipflm.presets.recipes import resolve
@@ -13,8 +13,7 @@ SMALL = ["decoder.num_layers=1", "decoder.ffn_dim=32"]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
+def benchmark():
     return load("published_step")
 
 

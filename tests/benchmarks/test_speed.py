@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmark_scripts import FOLDER, load
+from benchmark_scripts import load
 
 from zipflm.model.adaptive_softmax import AdaptiveSoftmax
 from zipflm.model.bands import Bands
@@ -14,8 +14,7 @@ BANDS = Bands(200, (40, 100), 16, 2)
 
 
 @pytest.fixture
-def speed(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
+def speed():
     return load("speed")
 
 

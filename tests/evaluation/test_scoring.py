@@ -149,7 +149,7 @@ def test_memory_per_token_is_little_more_than_its_score(model):
     score(model, cut(text([15])), device="cpu", ends_word=ALL_WORDS)  # one-time allocations
     plain, merged = ALL_WORDS, ALL_WORDS.copy()
     merged[7] = False
-    for ends_word, cost in ((plain, 4), (merged, 5)):
+    for ends_word in (plain, merged):
         tracemalloc.start()
         # Few batches, because tracing slows Python down.
         batches = cut(tokens, max_tokens=256)
@@ -158,8 +158,8 @@ def test_memory_per_token_is_little_more_than_its_score(model):
         tracemalloc.stop()
         assert np.shares_memory(scores.targets, tokens.ids)
         # With a margin for allocations that do not grow with the text.
-        assert held < (cost + 2) * len(tokens)
-        assert peak < (cost + 4) * len(tokens)
+        assert held < 7 * len(tokens)
+        assert peak < 9 * len(tokens)
 
 
 def test_rejects_a_diverged_model():

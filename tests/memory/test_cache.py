@@ -101,13 +101,13 @@ def test_parallel_rows_equal_the_stream(window):
 def test_resets_after_lines_blank_lines_and_headings():
     ids = np.array([2, 7, 8, 2, 2, 5, 8, 5, 2, 5, 5, 8, 2, 9])
 
-    def document_starts(reset):
-        return np.flatnonzero(Cache(CacheSettings(reset=reset), 5).document_starts(ids)).tolist()
+    def document_ends(reset):
+        return np.flatnonzero(Cache(CacheSettings(reset=reset), 5).document_ends(ids)).tolist()
 
-    assert document_starts("none") == []
-    assert document_starts("line") == [1, 4, 5, 9, 13]
-    assert document_starts("blank") == [1, 5]
-    assert document_starts("heading") == [9]
+    assert document_ends("none") == []
+    assert document_ends("line") == [0, 3, 4, 8, 12]
+    assert document_ends("blank") == [0, 4]
+    assert document_ends("heading") == [8]
     with pytest.raises(ValueError, match="the vocabulary has no ="):
         Cache(CacheSettings(reset="heading"))
 

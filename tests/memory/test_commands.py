@@ -58,11 +58,6 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
         ),
         (["evaluate", "--split", "valid", "--memory", "nowhere"], "--memory nowhere: not a store"),
         (["memory", "tune", "--split", "test"], "--split test: tuning on test"),
-        (["memory", "tune", "--figure", "x.txt"], "x.txt: unsupported figure format"),
-        (
-            ["memory", "tune", "--memory", "cache:9", "--figure", "x.svg"],
-            "--figure: needs a cache without a window",
-        ),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
         (["memory", "build", "--out", "x", "--dtype", "int8"], "--dtype 'int8': choose from"),
         (["memory", "bild"], "No such command 'bild'. Did you mean 'build'?"),

@@ -64,8 +64,8 @@ def _run() -> None:
 def _set_openmp_waiting() -> None:
     """Limit how long OpenMP threads spin, unless the user has set a limit.
 
-    On a busy machine, spinning threads can make training 70 times slower
-    (benchmarks/busy_machine.py). libgomp reads the setting when torch is imported.
+    On a busy machine, spinning threads can make training 70 times slower. libgomp reads the setting
+    when torch is imported.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "0" if _is_machine_busy() else "1000"

@@ -46,13 +46,8 @@ def build(
     max_keys: Annotated[int | None, Size("Store only the first N tokens, e.g. 5M.", "all")] = None,
     dtype: Annotated[str, Option(help="Data type of the keys: float16 or float32.")] = "float16",
     index: Annotated[
-        bool | None,
-        Option(
-            "--index/--no-index",
-            help="Build an index for search on a CPU (needs faiss).",
-            show_default="for 2M keys or more",
-        ),
-    ] = None,
+        bool, Option("--index", help="Build an index for search on a CPU (needs faiss).")
+    ] = False,
     block: Block = None,
     context: Annotated[
         int | None,
@@ -84,9 +79,10 @@ def build(
             context=context,
             checkpoint=checkpoint,
             device=device,
-            say=echo,
         )
     echo(f"{out}: {store.plan.keys:,} keys of {store.plan.dim} numbers, {store.plan.dtype}")
+    if store.recall is not None:
+        echo(f"the index finds {store.recall:.1%} of the 1,024 nearest keys")
 
 
 @command(
@@ -120,30 +116,25 @@ def tune(
     from pathlib import Path
 
     from zipflm import api
-    from zipflm.memory.tuning import draw_windows, require_drawable
+    from zipflm.memory.tuning import draw_windows
 
-    memory = memory or ["cache"]
-    if figure is not None:
-        require_drawable(memory, Path(figure))
     with show_progress():
         result = api.tune_memory(
             run,
             data=data,
             split=split,
-            memory=memory,
+            memory=memory or ["cache"],
             block=block,
             context=context,
             checkpoint=checkpoint,
             device=device,
         )
-    if figure is not None:
-        draw_windows(result, Path(figure))
     if as_json:
         echo(json.dumps(asdict(result), indent=1))
-        return
-    echo(f"perplexity {result.without:9.4f}  without memories")
-    for trial in result.trials:
-        mark = "  chosen" if trial in result.chosen else ""
-        echo(f"perplexity {trial.perplexity:9.4f}  {trial.name}{mark}")
-    for note in result.notes:
-        echo(f"note: {note}")
+    else:
+        echo(f"perplexity {result.without:9.4f}  without memories")
+        for trial in result.trials:
+            mark = "  chosen" if trial in result.chosen else ""
+            echo(f"perplexity {trial.perplexity:9.4f}  {trial.name}{mark}")
+    if figure is not None:
+        draw_windows(result, Path(figure))

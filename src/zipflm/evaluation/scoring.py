@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from zipflm.data.windows import Windows
 from zipflm.distributed.processes import SINGLE_PROCESS, Process
 from zipflm.evaluation.progress import report_progress
 from zipflm.evaluation.protocol import ScoringProtocol, TokenScores, count_words
-from zipflm.memory.mixing import Mixture
+from zipflm.memory.mixing import MemoryStream, Mixture
 from zipflm.memory.specs import Memories
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.language_model import LanguageModel
@@ -38,8 +38,6 @@ Ids = NDArray[np.int64]
 
 # Maximum number of batches in flight. Beyond this, the host waits for the oldest.
 _MAX_PENDING = 32
-# Number of nll values that processes exchange at once.
-_EXCHANGE_SIZE = 1 << 24
 
 
 def score(
@@ -84,11 +82,9 @@ def score(
             "the batches do not contain every token once; pass those of the full split"
         )
     targets = predicted_ids(ids, model.config.num_predicted)
-    is_word_model = bool(ends_word.all())
-    # If every token ends a word, a view of a single value saves memory.
-    ends = np.broadcast_to(True, len(nll)) if is_word_model else ends_word[targets]
+    ends = ends_word[targets]
     protocol = ScoringProtocol(
-        unit="word" if is_word_model else "bpe",
+        unit="word" if ends_word.all() else "bpe",
         blocks=batches.blocks,
         tokens=len(nll),
         words=count_words(ends),
@@ -132,17 +128,7 @@ def _gather(
     counts = torch.tensor([positions, scored], device=device)
     positions, scored = share.all_reduce(counts).tolist()
     np.nan_to_num(nll, copy=False)
-    for start in range(0, len(nll), _EXCHANGE_SIZE):
-        chunk = torch.from_numpy(nll[start : start + _EXCHANGE_SIZE]).to(device)
-        nll[start : start + _EXCHANGE_SIZE] = share.all_reduce(chunk).cpu().numpy()
-    return nll, positions, scored
-
-
-class StreamMemory(Protocol):
-    """Memories of a stream. `lookup` gets the hidden vectors of a batch, the ids that they predict
-    and the positions of these tokens. It returns the mixture to score them with."""
-
-    def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture: ...
+    return share.all_reduce(torch.from_numpy(nll).to(device)).cpu().numpy(), positions, scored
 
 
 class StreamScores(NamedTuple):
@@ -166,7 +152,7 @@ def start_scoring(
     precision: Precision = "float32",
     on_batch: Callable[[LanguageModel, Tensor, Tensor, Ids, Tensor, Mixture | None], None]
     | None = None,
-    memory: StreamMemory | None = None,
+    memory: MemoryStream | None = None,
     carry_state: bool = False,
 ) -> Callable[[], StreamScores]:
     """Start scoring batches of windows of a stream. Call the result to wait for the scores.

@@ -1,17 +1,14 @@
 """Build a store: write the tokens of a text with the hidden vectors that predicted them.
 
-Batches are written in the order of the text. `building.json` records the number of keys that are
-flushed to disk, so a killed build can continue and produce the same bytes.
+Batches are written in the order of the text, so a killed build can continue from the sizes of its
+files and produce the same bytes. `building.json` holds the plan until the store is finished.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -23,7 +20,7 @@ from zipflm.evaluation.evaluate import ScoringOptions, batches_of
 from zipflm.evaluation.progress import progress_label, report_progress
 from zipflm.evaluation.scoring import compute_hidden, scored_positions
 from zipflm.memory.mixing import unit_vectors
-from zipflm.memory.neighbours import INDEXED_FROM, build_index, recall, require_faiss
+from zipflm.memory.neighbours import build_index, recall, require_faiss
 from zipflm.memory.store import (
     FORMAT,
     INDEX_FILE,
@@ -39,20 +36,11 @@ from zipflm.runs.load import LoadedRun
 from zipflm.settings import read_record, to_dict, write_record
 from zipflm.storage import atomic_write, file_hash, report_full_disk, sole_writer
 
-_PROGRESS_FILE = "building.json"
-_SAVE_SECONDS = 10.0
-"""Seconds between updates of the progress file."""
+_PLAN_FILE = "building.json"
 _RECALL_AT = 1024
 """Number of nearest keys for which the recall of an index is measured."""
 _DEFAULT_CONTEXT = 32
 """In tokens; at most a quarter of a block."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Progress:
-    plan: Plan
-    keys: int
-    """Number of keys on disk."""
 
 
 def build(
@@ -63,15 +51,13 @@ def build(
     split: str = "train",
     max_keys: int | None = None,
     dtype: KeyType = "float16",
-    index: bool | None = None,
+    index: bool = False,
     options: ScoringOptions | None = None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> StoreInfo:
     """Build a store from the first `max_keys` tokens of a split, or continue a killed build.
 
-    By default, stores of 2 million keys or more get an index if faiss is installed. The text is cut
-    into blocks as for `evaluate`, but in break modes `none` and `complete`, blocks have context by
-    default. On a GPU, the model computes in the dtype of its training.
+    The text is cut into blocks as for `evaluate`, but in break modes `none` and `complete`, blocks
+    have context by default. On a GPU, the model computes in the dtype of its training.
     """
     if max_keys is not None and max_keys < 1:
         raise ValueError(f"max_keys={max_keys}: must be at least 1")
@@ -99,11 +85,10 @@ def build(
     )
     remedy = "free some space and run the same command again: it continues where it stopped"
     with sole_writer(out), report_full_disk(out, remedy):
-        done = _start(out, plan, say)
-        with progress_label(f"keys of {split}"), (out / KEYS_FILE).open("ab") as keys:
-            with (out / VALUES_FILE).open("ab") as values:
-                _write(run, batches, plan, chosen.device, done, (keys, values), out)
-        return _finish(out, plan, index, say)
+        _start(out, plan)
+        with progress_label(f"keys of {split}"):
+            _write(run, batches, plan, chosen.device, out)
+        return _finish(out, plan, index)
 
 
 def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
@@ -115,103 +100,82 @@ def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
     return replace(options, context=max(blocks.context, min(_DEFAULT_CONTEXT, blocks.block // 4)))
 
 
-def _start(out: Path, plan: Plan, say: Callable[[str], None]) -> int:
-    """Start or continue a build. Return the number of keys that are already on disk."""
+def _start(out: Path, plan: Plan) -> None:
+    """Start a build, or check that the one to continue has the same plan."""
     if (out / INFO_FILE).exists():
         raise FileExistsError(f"{out}: already a finished store; choose another folder")
-    if not (out / _PROGRESS_FILE).is_file():
+    if not (out / _PLAN_FILE).is_file():
         if any(path.name != ".lock" for path in out.iterdir()):
             raise FileExistsError(f"{out}: not empty; choose another folder")
-        write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=0))
-        return 0
-    progress = read_record(_Progress, out / _PROGRESS_FILE)
+        write_record(out / _PLAN_FILE, plan)
+    started = read_record(Plan, out / _PLAN_FILE)
     # Paths can differ if the hashes are the same.
-    before, now = (to_dict(replace(p, run="", data="")) for p in (progress.plan, plan))
+    before, now = (to_dict(replace(p, run="", data="")) for p in (started, plan))
     if before != now:
         changed = ", ".join(f"{key} {before[key]}" for key in now if before[key] != now[key])
         raise ValueError(
             f"{out}: started with {changed}; use the same settings, or choose another folder"
         )
-    if progress.keys:
-        say(f"continuing after {progress.keys:,} of {plan.keys:,} keys")
-    return progress.keys
 
 
 @torch.inference_mode()
-def _write(
-    run: LoadedRun,
-    batches: Batches,
-    plan: Plan,
-    device: str,
-    done: int,
-    files: tuple[IO[bytes], IO[bytes]],
-    out: Path,
-) -> None:
-    widths = plan.dim * np.dtype(plan.dtype).itemsize, 4
-    for file, width in zip(files, widths, strict=True):
-        if os.fstat(file.fileno()).st_size < done * width:
-            raise ValueError(
-                f"{file.name}: shorter than the {done:,} keys in {_PROGRESS_FILE}; remove {out} "
-                "and build again"
-            )
-        file.truncate(done * width)
-    model, saved = run.model.to(device).eval(), time.monotonic()
+def _write(run: LoadedRun, batches: Batches, plan: Plan, device: str, out: Path) -> None:
+    """Append the keys and tokens that are not on disk yet."""
+    model = run.model.to(device).eval()
     carry_state = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
     states = model.decoder.new_state(1, 0) if carry_state else None
-    report_progress(done, plan.keys)
-    for index in range(len(batches)):
-        windows = batches.windows(0, index)
-        positions = scored_positions(windows)
-        if done == plan.keys:
-            break
-        if positions[-1] < done and not carry_state:
-            continue
-        with autocast(plan.compute_dtype, torch.device(device)):  # type: ignore[arg-type]
-            batch = batch_of(batches.tokens.ids, windows)
-            hidden, targets = compute_hidden(model, batch, device, states)  # type: ignore[arg-type]
-        if positions[-1] < done:
-            continue  # only needed for the state
-        count = min(len(positions), plan.keys - done)
-        words = targets.where(targets < model.output.edges[-1], UNKNOWN)
-        keys = unit_vectors(hidden[:count]).to(getattr(torch, plan.dtype))
-        # Zero the keys that were computed from a single token, such as at the start of the text, so
-        # that they are never retrieved: they would be the nearest keys at the start of any text.
-        has_no_context = torch.zeros_like(batch.scored)
-        has_no_context[:, 0] = index == 0 or not carry_state
-        keys[has_no_context[batch.scored][:count].to(keys.device)] = 0
-        files[0].write(keys.cpu().numpy().data)
-        files[1].write(words[:count].int().cpu().numpy().data)
-        done += count
-        report_progress(count, plan.keys)
-        if time.monotonic() - saved > _SAVE_SECONDS or done == plan.keys:
-            for file in files:
-                file.flush()
-                os.fsync(file.fileno())
-            write_record(out / _PROGRESS_FILE, _Progress(plan=plan, keys=done))
-            saved = time.monotonic()
+    with (out / KEYS_FILE).open("ab") as keys_file, (out / VALUES_FILE).open("ab") as values_file:
+        files = {keys_file: plan.dim * np.dtype(plan.dtype).itemsize, values_file: 4}
+        done = min(file.tell() // width for file, width in files.items())
+        for file, width in files.items():
+            file.truncate(done * width)
+        report_progress(done, plan.keys)
+        for index in range(len(batches)):
+            windows = batches.windows(0, index)
+            positions = scored_positions(windows)
+            if done == plan.keys:
+                break
+            if positions[-1] < done and not carry_state:
+                continue
+            with autocast(plan.compute_dtype, torch.device(device)):  # type: ignore[arg-type]
+                batch = batch_of(batches.tokens.ids, windows)
+                hidden, targets = compute_hidden(model, batch, device, states)  # type: ignore[arg-type]
+            if positions[-1] < done:
+                continue  # only needed for the state
+            first = int(positions[0])
+            new = slice(done - first, plan.keys - first)
+            words = targets.where(targets < model.output.edges[-1], UNKNOWN)
+            keys = unit_vectors(hidden).to(getattr(torch, plan.dtype))
+            # Keys that were computed from a single token would be the nearest ones at the start of
+            # any text. Zeros are never retrieved.
+            has_no_context = torch.zeros_like(batch.scored)
+            has_no_context[:, 0] = index == 0 or not carry_state
+            keys[has_no_context[batch.scored].to(keys.device)] = 0
+            keys_file.write(keys[new].cpu().numpy().data)
+            values_file.write(words[new].int().cpu().numpy().data)
+            report_progress(len(words[new]), plan.keys)
+            done += len(words[new])
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def _finish(out: Path, plan: Plan, index: bool | None, say: Callable[[str], None]) -> StoreInfo:
+def _finish(out: Path, plan: Plan, index: bool) -> StoreInfo:
     names, index_recall = [KEYS_FILE, VALUES_FILE], None
-    if index or (index is None and plan.keys >= INDEXED_FROM):
-        try:
-            index_recall = _build_index(out, plan)
-            names.append(INDEX_FILE)
-            nearest = min(_RECALL_AT, plan.keys)
-            say(f"recall of the index: {index_recall:.1%} of the {nearest:,} nearest keys")
-        except ValueError as error:  # faiss is not installed
-            say(f"no index: searching on a CPU will compare all {plan.keys:,} keys; {error}")
+    if index:
+        index_recall = _build_index(out, plan)
+        names.append(INDEX_FILE)
     sums = {name: file_hash(out / name) for name in names}
     info = StoreInfo(format=FORMAT, plan=plan, sha256=sums, recall=index_recall)
     write_record(out / INFO_FILE, info)
-    (out / _PROGRESS_FILE).unlink()
+    (out / _PLAN_FILE).unlink()
     return info
 
 
 def _build_index(out: Path, plan: Plan) -> float:
-    faiss = require_faiss()
+    """Build an index and return its recall."""
     keys = np.memmap(out / KEYS_FILE, np.dtype(plan.dtype), "r", shape=(plan.keys, plan.dim))
     index = build_index(keys)
     with atomic_write(out / INDEX_FILE) as unfinished:
-        faiss.write_index(index, str(unfinished))
+        require_faiss().write_index(index, str(unfinished))
     return recall(index, keys, min(_RECALL_AT, plan.keys))

@@ -62,22 +62,20 @@ class Cache:
     def rows(self) -> CacheRows:
         return CacheRows(self.settings.window)
 
-    def document_starts(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Mark the tokens that start a new document."""
-        is_start = np.zeros(len(ids), dtype=np.bool_)
-        ends = np.flatnonzero(ids == END)
-        if self.settings.reset == "none" or len(ends) == 0:
-            return is_start
-        firsts = np.append(0, ends[:-1] + 1)
-        if self.settings.reset == "blank":
-            ends = ends[firsts == ends]
-        elif self.settings.reset == "heading":
+    def document_ends(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Mark the tokens after which a new document starts. `ids` starts with a line."""
+        is_end: NDArray[np.bool_] = ids == END
+        reset, ends = self.settings.reset, np.flatnonzero(is_end)
+        firsts = np.append(0, ends + 1)[:-1]
+        if reset == "none":
+            is_end[:] = False
+        elif reset == "blank":
+            is_end[ends] = firsts == ends
+        elif reset == "heading":
             # In WikiText, `= Title =` starts an article, `= = Title = =` a section.
-            is_sign = ids[firsts] == self._equals_sign
-            second = np.minimum(firsts + 1, len(ids) - 1)
-            ends = ends[is_sign & (ids[second] != self._equals_sign)]
-        is_start[ends[ends + 1 < len(ids)] + 1] = True
-        return is_start
+            is_sign = ids == self._equals_sign
+            is_end[ends] = is_sign[firsts] & ~is_sign[firsts + (firsts < ends)]
+        return is_end
 
 
 class CacheStream:

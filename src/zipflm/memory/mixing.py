@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
@@ -172,7 +173,8 @@ class MemoryStream:
         joined = np.concatenate([self._last_lines, np.asarray(ids)[seen:]])
         padding = np.zeros(seen, dtype=np.bool_)
         self._is_start = [
-            np.append(padding, memory.document_starts(joined)[before:]) for memory in self.memories
+            np.concatenate([padding, np.append(False, memory.document_ends(joined))[before:-1]])
+            for memory in self.memories
         ]
         if starts is not None:
             for is_start in self._is_start:
@@ -207,12 +209,12 @@ class MemoryRows:
     def join(self, texts: Sequence[tuple[Tensor, Ids]]) -> None:
         """Add rows for texts, given as vectors [T, D] and the tokens [T] that they predicted."""
         for memory, rows in zip(self._memories, self._rows, strict=True):
-            firsts = [_last_start(memory, ids) for _, ids in texts]
+            firsts = [_after_last(memory.document_ends(ids)) for _, ids in texts]
             hidden = [vectors[first:] for (vectors, _), first in zip(texts, firsts, strict=True)]
             words = [ids[first:] for (_, ids), first in zip(texts, firsts, strict=True)]
             predicted = [np.where(ids < self._num_words, ids, UNKNOWN) for ids in words]
             rows.join(hidden, [torch.from_numpy(ids).to(hidden[0].device) for ids in predicted])
-        self._lines += [ids[_last_line_start(ids) :].tolist() for _, ids in texts]
+        self._lines += [ids[_after_last(ids == END) :].tolist() for _, ids in texts]
 
     def keep(self, kept: Sequence[int], kept_N: Tensor) -> None:
         """Keep only these rows; `kept_N` holds the same indices on the device."""
@@ -232,23 +234,14 @@ class MemoryRows:
             line.append(word)
         ended = [row for row, word in enumerate(words) if word == END]
         for memory, rows in zip(self._memories, self._rows, strict=True):
-            rows.clear(
-                [
-                    row
-                    for row in ended
-                    if _last_start(memory, np.array(self._lines[row])) == len(self._lines[row])
-                ]
-            )
+            lines = [np.array(self._lines[row]) for row in ended]
+            is_last = [memory.document_ends(line)[-1] for line in lines]
+            rows.clear(list(compress(ended, is_last)))
         for row in ended:
             self._lines[row] = []
 
 
-def _last_start(memory: Cache | Neighbours, ids: Ids) -> int:
-    """Return where the last document starts: `len(ids)` if the next token starts a new one."""
-    starts = np.flatnonzero(memory.document_starts(np.append(ids, 0)))
-    return int(starts[-1]) if len(starts) else 0
-
-
-def _last_line_start(ids: NDArray[Any]) -> int:
-    ends = np.flatnonzero(ids == END)
+def _after_last(is_end: NDArray[np.bool_]) -> int:
+    """Return the index after the last True."""
+    ends = np.flatnonzero(is_end)
     return int(ends[-1]) + 1 if len(ends) else 0

@@ -24,10 +24,6 @@ from zipflm.config.checks import Checked, FractionBelowOne, PositiveInt
 from zipflm.memory.mixing import Matches, Temperature, unit_vectors
 from zipflm.memory.store import INDEX_FILE, Store
 
-INDEXED_FROM = 2_000_000
-"""Stores with at least this many keys get an index by default."""
-_QUERIES = 8192
-"""Maximum number of queries per pass over the keys."""
 _MAX_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Maximum number of cosines or key elements in memory at once."""
 _GROUP = 64
@@ -62,7 +58,9 @@ class Neighbours:
         self.store: Store = store
         self._words = torch.from_numpy(store.words.astype(np.int64)).to(device)
         has_index = INDEX_FILE in store.info.sha256 and settings.search == "auto"
-        self._index = load_index(store) if has_index and device == "cpu" else None
+        self._index = None
+        if has_index and device == "cpu":
+            self._index = require_faiss().read_index(str(store.path / INDEX_FILE))
         self._keys = _on_device(store, device)
 
     def stream(self) -> Neighbours:
@@ -71,7 +69,7 @@ class Neighbours:
     def rows(self) -> Neighbours:
         return self
 
-    def document_starts(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    def document_ends(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         return np.zeros(len(ids), dtype=np.bool_)
 
     def lookup(self, hidden_ND: Tensor, *text: object) -> Matches:
@@ -98,28 +96,18 @@ class Neighbours:
 
 def exact_search(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the cosines [N, K] of the nearest keys in descending order, and their rows."""
-    parts = [_best(keys, part_ND, k) for part_ND in torch.split(queries_ND, _QUERIES)]
-    cosines, rows = zip(*parts, strict=True)
-    return torch.cat(cosines), torch.cat(rows)
-
-
-def _best(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
     max_elements = _MAX_ELEMENTS.get(queries_ND.device.type, 1 << 26)
     size = max(max_elements // queries_ND.shape[1], k)
     parts = torch.split(queries_ND, max(max_elements // size, 1))
-    best: list[tuple[Tensor, Tensor] | None] = [None] * len(parts)
+    best = [(part.new_empty(len(part), 0), part.new_empty(len(part), 0).long()) for part in parts]
     for first, block_SD in _blocks(keys, size, queries_ND.device):
         for index, part_ND in enumerate(parts):
             cosines_NK, rows_NK = _top(_cosines(part_ND, block_SD), min(k, len(block_SD)))
-            nearest, before = (cosines_NK, rows_NK + first), best[index]
-            if before is not None:
-                both_N2, rows_N2 = (
-                    torch.cat(pair, 1) for pair in zip(before, nearest, strict=True)
-                )
-                cosines_NK, order_NK = both_N2.topk(min(k, both_N2.shape[1]), dim=1)
-                nearest = cosines_NK, rows_N2.gather(1, order_NK)
-            best[index] = nearest
-    cosines, rows = zip(*filter(None, best), strict=True)
+            both_NK = torch.cat([best[index][0], cosines_NK], 1)
+            both_rows_NK = torch.cat([best[index][1], rows_NK + first], 1)
+            cosines_NK, order_NK = both_NK.topk(min(k, both_NK.shape[1]), dim=1)
+            best[index] = cosines_NK, both_rows_NK.gather(1, order_NK)
+    cosines, rows = zip(*best, strict=True)
     return torch.cat(cosines), torch.cat(rows)
 
 
@@ -227,12 +215,6 @@ def recall(index: Any, keys: NDArray[Any], k: int, max_queries: int = 256) -> fl
     _, rows = index.search(queries.numpy(), k)
     shared = [np.isin(a, b).mean() for a, b in zip(exact.numpy(), rows, strict=True)]
     return float(np.mean(shared))
-
-
-def load_index(store: Store) -> Any:
-    index = require_faiss().read_index(str(store.path / INDEX_FILE))
-    index.nprobe = _PROBES
-    return index
 
 
 def require_faiss() -> Any:

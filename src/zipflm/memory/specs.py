@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from zipflm.config.checks import ByKind
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import MemoryRows, MemoryStream
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
@@ -22,7 +21,6 @@ _SOURCE_CONTEXT = 8
 CACHE_FILE = "cache.json"
 """Tuned settings of a cache, in the run folder."""
 
-Settings = Annotated[CacheSettings | NeighbourSettings, ByKind()]
 T = TypeVar("T", CacheSettings, NeighbourSettings)
 
 
@@ -30,17 +28,12 @@ T = TypeVar("T", CacheSettings, NeighbourSettings)
 class Tuned:
     """Settings tuned on a text for the weights of one checkpoint."""
 
-    settings: Settings
+    memory: str
+    """The spec of the memory, with all settings."""
     weights: str
     """Hash of the weights."""
     data: str
     split: str
-    text: str
-    """SHA-256 of the token file of the split."""
-    words: int
-    """Number of words in the split."""
-    perplexity_without: float
-    """Perplexity per word of the model alone."""
     perplexity: float
     """Perplexity per word with this memory and those in `after`."""
     after: tuple[str, ...] = ()
@@ -97,55 +90,51 @@ def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories
 
 
 def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbours]:
-    name, *options = spec.split(",")
+    name = spec.partition(",")[0]
     if name.partition(":")[0] == "cache":
-        path = run.folder.path / CACHE_FILE
-        cache = cache_settings(spec, _tuned(CacheSettings(), path, run))
+        cache = cache_settings(spec, _tuned(run.folder.path / CACHE_FILE, run))
         sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
         return canonical("cache", cache), Cache(cache, sign)
     if not name:
         raise ValueError(f"memory={spec!r}: use cache:2000 or the folder of a store")
     store = Store.open(name, run.weights_hash)
     default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
-    default = _tuned(default, store.path / TUNED_FILE, run)
-    neighbours = _changed(default, options, spec)
+    neighbours = _settings(spec, default, _tuned(store.path / TUNED_FILE, run))
     return canonical(name, neighbours), Neighbours(store, neighbours, device)
 
 
-def cache_settings(spec: str, default: CacheSettings = CacheSettings()) -> CacheSettings:  # noqa: B008
+def cache_settings(spec: str, tuned: Sequence[str] = ()) -> CacheSettings:
     """Parse the spec of a cache. Raises ValueError for a store."""
-    name, *options = spec.split(",")
-    kind, colon, window = name.partition(":")
-    if kind != "cache":
+    if spec.partition(",")[0].partition(":")[0] != "cache":
         raise ValueError(f"memory={spec}: only a cache is supported here, e.g. cache:2000")
-    if colon and any(option.startswith("window=") for option in options):
-        raise ValueError(f"memory={spec}: the window is given twice")
-    return _changed(default, [*([f"window={window}"] if colon else []), *options], spec)
+    return _settings(spec, CacheSettings(), tuned)
 
 
-def _changed(settings: T, options: Sequence[str], spec: str) -> T:
-    for option in options:
-        if not option.partition("=")[1]:
-            raise ValueError(f"memory={spec}: {option!r}: write key=value, e.g. weight=0.2")
+def _settings(spec: str, default: T, tuned: Sequence[str]) -> T:
     try:
-        return override(settings, options)
+        return override(default, [*tuned, *options_of(spec)])
     except ValueError as error:
         raise ValueError(f"memory={spec}: {error}") from None
 
 
-def _tuned(default: T, path: Path, run: LoadedRun) -> T:
-    """Return the settings tuned for the weights of a run, or the default."""
+def options_of(spec: str) -> list[str]:
+    """Return the settings in a spec as `key=value`."""
+    name, *options = spec.split(",")
+    kind, _, window = name.partition(":")
+    return [f"window={window}", *options] if kind == "cache" and window else options
+
+
+def _tuned(path: Path, run: LoadedRun) -> list[str]:
+    """Return the settings tuned for the weights of a run, if any, as `key=value`."""
     if not path.is_file():
-        return default
+        return []
     tuned = read_record(Tuned, path)
-    if tuned.weights == run.weights_hash and isinstance(tuned.settings, type(default)):
-        return tuned.settings
-    return default
+    return options_of(tuned.memory) if tuned.weights == run.weights_hash else []
 
 
 def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:
     """Return the spec of a memory with all its settings."""
-    values = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    values = asdict(settings)
     if isinstance(settings, CacheSettings):
         name = f"{name}:{values.pop('window') or 'none'}"
     return ",".join([name, *(f"{key}={value}" for key, value in values.items())])

@@ -24,7 +24,7 @@ from zipflm.evaluation.scoring import batch_windows, start_scoring
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import Ids, MemoryStream, Mixture, target_probs
 from zipflm.memory.neighbours import Neighbours, NeighbourSettings
-from zipflm.memory.specs import CACHE_FILE, Tuned, canonical, open_memories
+from zipflm.memory.specs import CACHE_FILE, Tuned, canonical, open_memories, options_of
 from zipflm.memory.store import TUNED_FILE
 from zipflm.runs.load import LoadedRun
 from zipflm.settings import write_record
@@ -62,8 +62,6 @@ class TuningResult:
     """Perplexity per word of the model alone."""
     chosen: tuple[Trial, ...]
     trials: tuple[Trial, ...]
-    notes: tuple[str, ...] = ()
-    """Hints, e.g. that a chosen value is at the edge of the range that was tried."""
 
 
 def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -97,23 +95,14 @@ def tune(
     memories = open_memories(specs, run, chosen.device)
     if memories is None:
         raise ValueError("no memory to tune; use cache or the folder of a store")
-    names = ["cache" if isinstance(m, Cache) else str(m.store.path) for m in memories.memories]
-    for spec, name in zip(specs, names, strict=True):
-        if names.count(name) > 1:
-            raise ValueError(f"memory={spec}: {name} is given twice")
     for memory in memories.memories:
         if isinstance(memory, Neighbours) and memory.store.plan.text == data.split(split).sha256:
             raise ValueError(f"split={split}: {memory.store.path} was built from this text")
     tuner = _Tuner(run, data, split, chosen)
-    for spec, name, memory in zip(specs, names, memories.memories, strict=True):
-        tuner.choose(memory, name, WINDOWS if has_open_window(spec) else ())
-    return TuningResult(tuner.without, tuple(tuner.chosen), tuple(tuner.trials), tuple(tuner.notes))
-
-
-def has_open_window(spec: str) -> bool:
-    """Return whether a spec is a cache without a window."""
-    name, *options = spec.split(",")
-    return name == "cache" and not any(option.startswith("window=") for option in options)
+    for spec, memory in zip(specs, memories.memories, strict=True):
+        is_window_open = not any(option.startswith("window=") for option in options_of(spec))
+        tuner.choose(memory, WINDOWS if is_window_open else ())
+    return TuningResult(tuner.without, tuple(tuner.chosen), tuple(tuner.trials))
 
 
 class _Tuner:
@@ -130,15 +119,14 @@ class _Tuner:
         self.without: float = 0.0
         self.chosen: list[Trial] = []
         self.trials: list[Trial] = []
-        self.notes: list[str] = []
 
-    def choose(self, memory: Cache | Neighbours, name: str, windows: Sequence[int]) -> None:
+    def choose(self, memory: Cache | Neighbours, windows: Sequence[int]) -> None:
         """Tune a memory on top of those chosen so far. For a cache, also choose among `windows`."""
         if isinstance(memory, Neighbours):
-            path = memory.store.path / TUNED_FILE
+            name, path = str(memory.store.path), memory.store.path / TUNED_FILE
             trials = self._try([memory], name, _TEMPERATURES[Neighbours])
         else:
-            path = self._run.folder.path / CACHE_FILE
+            name, path = "cache", self._run.folder.path / CACHE_FILE
             first = memory.with_window(_FIRST_WINDOW) if windows else memory
             trials = self._try([first], name, _TEMPERATURES[Cache])
             if windows:
@@ -146,45 +134,31 @@ class _Tuner:
                 caches = [memory.with_window(window) for window in windows]
                 trials = self._try(caches, name, [best.settings.temperature])
         trial, self._nll = min(trials, key=lambda pair: pair[0].perplexity)
-        if trial.settings.weight:
-            self._note(name, "temperature", trial.settings.temperature, _TEMPERATURES[type(memory)])
-            self._note(name, "window", trial.window, windows)
-        if self.chosen:
-            self.notes.append(f"{name}: tuned on top of the others; to use it alone, tune it alone")
-        record = Tuned(
-            settings=trial.settings,
+        tuned = Tuned(
+            memory=trial.name,
             weights=self._run.weights_hash,
             data=str(self._data.path),
             split=self._split,
-            text=self._data.split(self._split).sha256,
-            words=self._words,
-            perplexity_without=self.without,
             perplexity=trial.perplexity,
             after=tuple(trial.name for trial in self.chosen),
         )
-        write_record(path, record)
+        write_record(path, tuned)
         self.chosen.append(trial)
-
-    def _note(self, name: str, key: str, value: float | None, tried: Sequence[float]) -> None:
-        for edge, word in ((tried[:1], "smallest"), (tried[-1:], "largest")):
-            if value in edge:
-                self.notes.append(f"{name}: {key}={value} is the {word} that was tried")
 
     def _try(
         self, memories: Sequence[Cache | Neighbours], name: str, temperatures: Sequence[float]
     ) -> list[tuple[Trial, NDArray[np.float64]]]:
         """Try every memory at every temperature in one pass over the text."""
-        recorder = _Recorder(memories, temperatures, self._ids)
-        device, precision = self._options.device, self._options.dtype
+        recorder = _Recorder(memories, temperatures)
         with progress_label(f"tuning {name}"):
             windows = batch_windows(self._batches)
             scores = start_scoring(
                 self._run.model,
                 self._ids,
                 windows,
-                device=device,
-                precision=precision,
-                memory=recorder,
+                device=self._options.device,
+                precision=self._options.dtype,
+                memory=recorder.set_tokens(self._ids),
                 carry_state=self._batches.blocks.break_mode == "stream",
             )()
         if self._nll is None:
@@ -204,27 +178,23 @@ class _Tuner:
         return results
 
 
-class _Recorder:
+class _Recorder(MemoryStream):
     """Records the probabilities of memories. Its mixtures are empty: they score the model alone."""
 
     def __init__(
-        self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float], ids: Ids
+        self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float]
     ) -> None:
-        self._stream = MemoryStream(memories).set_tokens(ids)
+        super().__init__(memories)
         self._temperatures = temperatures
         self._recorded: list[Tensor] = []
 
     def lookup(self, hidden_ND: Tensor, words_N: Tensor, positions: Ids) -> Mixture:
-        mixture = self._stream.lookup(hidden_ND, words_N, positions)
-        self._recorded.append(
-            torch.stack(
-                [
-                    target_probs(lookup, words_N, temperature).where(lookup.has_match_N, torch.nan)
-                    for lookup in mixture.lookups
-                    for temperature in self._temperatures
-                ]
-            )
-        )
+        probs = [
+            target_probs(lookup, words_N, temperature).where(lookup.has_match_N, torch.nan)
+            for lookup in super().lookup(hidden_ND, words_N, positions).lookups
+            for temperature in self._temperatures
+        ]
+        self._recorded.append(torch.stack(probs))
         return Mixture([], [])
 
     def probs(self) -> NDArray[np.float64]:
@@ -232,21 +202,13 @@ class _Recorder:
         return torch.cat(self._recorded, 1).double().cpu().numpy()
 
 
-def require_drawable(specs: Sequence[str], out: Path) -> None:
-    """Raise ValueError unless a figure of these memories can be drawn to the file."""
-    from matplotlib.figure import Figure
-
-    if not any(map(has_open_window, specs)):
-        raise ValueError("--figure: needs a cache without a window; use --memory cache")
-    if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
-        raise ValueError(f"{out}: unsupported figure format; use .png, .svg or .pdf")
-
-
 def draw_windows(result: TuningResult, out: Path) -> None:
     """Draw perplexity against the window of the cache."""
     from matplotlib.figure import Figure
 
     points = {trial.window: trial for trial in result.trials if trial.window is not None}
+    if len(points) < 2:
+        raise ValueError("--figure: needs a cache without a window; use --memory cache")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     windows = sorted(points)
