@@ -126,7 +126,7 @@ def connected(address: str, processes: int) -> Iterator[Cluster]:
     quiet = {"distributed.admin.large-graph-warning-threshold": "1TB"}
     with (
         dask.config.set(quiet),
-        _without_logs(),
+        _silent("distributed", "tornado", "asyncio"),
         _client(distributed, address, processes) as client,
     ):
         yield Cluster(client, address)
@@ -166,11 +166,14 @@ async def _require_dask(distributed: Any, address: str) -> None:
 
 
 @contextmanager
-def _without_logs() -> Iterator[None]:
-    """Silence the logs of Dask, which repeat errors. Each of its loggers sets its own level."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+def _silent(*names: str) -> Iterator[None]:
+    """Silence the loggers of libraries, which repeat errors. Each of them sets its own level."""
+    known = (name for name in logging.root.manager.loggerDict if name.split(".")[0] in names)
+    before = {logger: logger.level for logger in map(logging.getLogger, [*known])}
+    for logger in before:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logging.disable(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
