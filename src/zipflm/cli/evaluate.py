@@ -156,7 +156,7 @@ def _average(files: list[str], weights: str | None, out: str | None, as_json: bo
     from zipflm.language.ensemble import ensemble
     from zipflm.language.files import check_destination
 
-    check_destination("--out", out, files)
+    check_destination("--out", out)
     shares: tuple[float, ...] | Literal["fit"] | None = None
     if weights is not None:
         shares = "fit" if weights == "fit" else parse_numbers("--weights", [weights], float)

@@ -250,7 +250,6 @@ def rescore(
         list[str] | None,
         Option(help="For kaldi: files with a cost per hypothesis, e.g. ac=1.acwts."),
     ] = None,
-    encoding: Encoding = "utf-8",
     name: Annotated[str, Option(help="Name of the model's score in the output.")] = "lm",
     out: Annotated[
         str | None, Option(help="Write the sorted lists to this file.", show_default="stdout")
@@ -275,28 +274,24 @@ def rescore(
     from zipflm.language.weights import parse_weights
 
     check_argument_order(run, [nbest])
-    options = rescoring.RescoreOptions(
-        format=format,
-        weights=parse_weights(",".join(weights)) if weights else {},
-        reference=reference,
-        tune=split_commas("--tune", tune),
-        scores=_named_files("--scores", scores),
-        costs=_named_files("--costs", costs),
-        encoding=encoding,
-        name=name,
-        out=out,
-        scores_out=scores_out,
-        one_best=one_best,
-    )
     is_terminal_output = out in (None, "-") and sys.stdout.isatty()
     with cleanup_on_sigterm(), show_progress("hypotheses", is_hidden=is_terminal_output):
         rescoring.rescore_file(
             nbest,
-            options,
             lambda: rescoring.model_scorer(
                 run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory or ()
             ),
             say=echo_stderr,
+            format=format,
+            weights=parse_weights(",".join(weights)) if weights else {},
+            reference=reference,
+            tuned=split_commas("--tune", tune),
+            scores=_named_files("--scores", scores),
+            costs=_named_files("--costs", costs),
+            name=name,
+            out=out,
+            scores_out=scores_out,
+            one_best=one_best,
         )
 
 

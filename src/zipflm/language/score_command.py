@@ -147,7 +147,7 @@ def _encoded(
     def text(line: bytes) -> str:
         if options.errors == "replace":
             return line.decode("utf-8", "replace").replace("\0", "\ufffd")
-        return decode_line(name, next(number), line, ", or use --errors replace")
+        return decode_line(name, next(number), line, ", or use --encoding or --errors replace")
 
     def encoded(lines: list[bytes], consumed: int) -> Iterator[EncodedText]:
         for line in lines:
