@@ -57,7 +57,7 @@ def test_rows_per_word(lm, text):
 
 
 def test_json_lines_match_tsv(adp, text):
-    header, rows = rows_of(adp, text, format="jsonl")
+    header, rows = rows_of(adp, text, json=True)
     columns = json.loads(header)["columns"]
     assert json.loads(header)["protocol"]["lines"] == "independent"
     _, plain = rows_of(adp, text)
@@ -84,9 +84,8 @@ def test_bits(adp, text):
         assert float(other.split("\t")[3]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_surprisal_columns(adp, text):
-    header, rows = rows_of(adp, text, format="surprisal", ends=False)
-    assert header == "sentence\tposition\tword\tsurprisal"
+def test_can_leave_out_line_ends(adp, text):
+    _, rows = rows_of(adp, text, bits=True, ends=False)
     assert [row.split("\t")[:3] for row in rows] == [
         ["1", "1", "ba"], ["1", "2", "de"], ["1", "3", "fila"],
         ["3", "1", "soro"], ["3", "2", "qqqq"], ["4", "1", "ba"],
@@ -121,7 +120,7 @@ def test_sums_per_line_document_and_total(adp, text, tmp_path, ends):
 def test_empty_lines_have_no_perplexity(adp, text):
     _, rows = rows_of(adp, text, per="line", ends=False)
     assert rows[1] == "2\t0\t0\t0.000000\t"
-    _, rows = rows_of(adp, text, per="line", ends=False, format="jsonl")
+    _, rows = rows_of(adp, text, per="line", ends=False, json=True)
     assert json.loads(rows[1])["perplexity"] is None
 
 
@@ -181,15 +180,12 @@ def test_prefix(adp, text):
     ("options", "reason"),
     [
         ({"per": "page"}, "per='page': choose from word"),
-        ({"format": "xml"}, "format='xml': choose from tsv"),
         ({"lines": "some"}, "lines='some': choose from"),
         ({"errors": "ignore"}, "errors='ignore': choose from"),
         ({"top": -1}, "--top -1"),
         ({"top": 2, "per": "line"}, "--top"),
         ({"top": 2, "lines": "running"}, "--top"),
-        ({"per": "line", "format": "surprisal"}, "--format surprisal"),
         ({"bits": True, "log10": True}, "--log10"),
-        ({"format": "surprisal", "log10": True}, "--log10"),
         ({"top": 1000}, "top=1000: must be from 1 to 80"),
     ],
 )

@@ -36,7 +36,7 @@ from zipflm.messages import one_line
 @command(
     "zipflm score runs/first article.txt > scores.tsv",
     "zipflm score runs/first 'articles/*.txt' --per document",
-    "echo the state of the union | zipflm score runs/first --format surprisal",
+    "echo the state of the union | zipflm score runs/first --bits",
 )
 def score(
     run: Model,
@@ -50,9 +50,6 @@ def score(
     per: Annotated[
         str, Option(help="Print one row per word, line or document (file), or only a total.")
     ] = "word",
-    output_format: Annotated[
-        str, Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
-    ] = "tsv",
     as_json: Json = False,
     in_bits: Annotated[
         bool, Option("--bits", help="Print surprisals in bits instead of log-probabilities.")
@@ -91,15 +88,11 @@ def score(
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
 
-    if as_json and output_format != "tsv":
-        raise ValueError(
-            f"--json: cannot be combined with --format {output_format}; use one of them"
-        )
     check_argument_order(run, texts or ())
     names = expand(texts or ["-"])
     options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked by ScoreOptions
-        format="jsonl" if as_json else output_format,  # type: ignore[arg-type]  # checked by ScoreOptions
+        json=as_json,
         bits=in_bits,
         log10=log10,
         ends=ends,

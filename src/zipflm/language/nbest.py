@@ -152,7 +152,7 @@ class JsonLines(Format):
     """Lines `{"id": ..., "text": ..., "scores": {"name": number}}`; other fields are kept."""
 
     def parse(self, number: int, line: str) -> Entry:
-        record = parse_object(line)
+        record = _parse_object(line)
         key, text, scores = record.get("id"), record.get("text"), record.get("scores", {})
         if not (isinstance(key, str | int) and isinstance(text, str) and isinstance(scores, dict)):
             raise ValueError(
@@ -202,7 +202,7 @@ class Table(Format):
         return "\t".join((entry.source | scores).values())
 
 
-def parse_object(line: str) -> dict[str, Any]:
+def _parse_object(line: str) -> dict[str, Any]:
     """Parse a JSON object. Raises ValueError for anything else."""
     try:
         record = json.loads(line)
