@@ -32,7 +32,7 @@ def main(train: str, valid: str, out: str) -> None:
     pairs = zip("the cat sat on the mat".split(), "a mat rat in a cat".split(), strict=True)
     lattice = [{word: -0.7, similar_word: -0.6} for word, similar_word in pairs]
     print("recognized:", beam_search(lm, lattice))
-    for text in lm.generate("the dog", max_new_tokens=20, num_return_sequences=2, seed=1):
+    for text in lm.generate("the dog", max_words=20, num=2, seed=1):
         print("generated:", text.text.rstrip())
 
 

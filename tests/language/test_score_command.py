@@ -1,14 +1,12 @@
 """`zipflm score`: rows agree with `lm.score` and `evaluate`, from files and pipes."""
 
 import gzip
-import io
 import json
 import math
 import shlex
 import subprocess
 import sys
 from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 import training_runs
@@ -247,17 +245,6 @@ def test_reads_stdin_by_default(run):
     done = invoke("score", run, "--device", "cpu", "--per", "line", input="ba de\nfila\n")
     assert done.exit_code == 0
     assert [row.split("\t")[:2] for row in done.stdout.splitlines()[1:]] == [["1", "3"], ["2", "2"]]
-
-
-def test_escapes_control_characters_on_a_terminal(monkeypatch):
-    from zipflm.cli import language
-
-    out = io.StringIO()
-    monkeypatch.setattr(language.sys, "stdout", SimpleNamespace(
-        isatty=lambda: True, writelines=out.writelines, flush=lambda: None
-    ))  # fmt: skip
-    language._write_rows(["1\t\x1b[2Jba"])
-    assert out.getvalue() == "1\t\\x1b[2Jba\n"
 
 
 @pytest.fixture

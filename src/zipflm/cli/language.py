@@ -30,7 +30,6 @@ from zipflm.cli.app import (
     split_commas,
 )
 from zipflm.messages import lines as printable_lines
-from zipflm.messages import one_line
 
 
 @command(
@@ -85,6 +84,7 @@ def score(
     With --json, every row is a line of JSON.
     """
     from zipflm.data.text import expand
+    from zipflm.language.files import destination
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
 
@@ -112,9 +112,10 @@ def score(
         memory=memory or (),
     )
     # A progress bar would overwrite rows on the same terminal.
-    with show_progress(is_hidden=sys.stdout.isatty()):
+    with show_progress(is_hidden=sys.stdout.isatty()), destination(None) as out:
         for rows in score_files(lm, names, options):
-            _write_rows(rows)
+            out.write("".join(f"{row}\n" for row in rows))
+            sys.stdout.flush()  # a program at the other end of a pipe may be waiting
 
 
 @command(
@@ -156,8 +157,7 @@ def generate(
     """
     import json
 
-    from zipflm.language.decoding import SamplingOptions
-    from zipflm.language.generation import TextGenerator
+    from zipflm.language.decoding import SamplingOptions, TextGenerator
     from zipflm.language.model import load
 
     sampling = SamplingOptions(
@@ -311,10 +311,3 @@ def _stream(prompt: str, texts: Iterable[str]) -> None:
         printed = text or printed
     if not printed.endswith("\n"):
         typer.echo()
-
-
-def _write_rows(rows: Iterable[str]) -> None:
-    if sys.stdout.isatty():
-        rows = ("\t".join(map(one_line, row.split("\t"))) for row in rows)
-    sys.stdout.writelines(f"{row}\n" for row in rows)
-    sys.stdout.flush()  # a program at the other end of a pipe may be waiting
