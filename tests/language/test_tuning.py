@@ -7,7 +7,7 @@ from language.toy_models import Bigrams
 
 from zipflm.language.nbest import Table, read_lists, read_references
 from zipflm.language.rescoring import add_scores, rank_hypotheses, rescore_file
-from zipflm.language.weights import complete_weights, import_levenshtein, parse_weights, tune
+from zipflm.language.weights import complete_weights, import_levenshtein, tune
 
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran", "a dog sat")
 WORDS = "the a cat dog sat ran".split()
@@ -154,7 +154,9 @@ def test_printed_option_gives_the_same_list(tmp_path):
     messages = []
     first = rescore(tmp_path, messages.append)
     option = messages[-1].rpartition("--weights ")[2]
-    assert rescore(tmp_path, weights=parse_weights(option), reference=None) == first
+    pairs = [part.split("=") for part in option.split(",")]
+    weights = {name: float(number) for name, number in pairs}
+    assert rescore(tmp_path, weights=weights, reference=None) == first
 
 
 @pytest.mark.parametrize(

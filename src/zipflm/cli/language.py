@@ -264,7 +264,6 @@ def rescore(
     With --reference, the weights are tuned on these lists and printed on stderr.
     """
     from zipflm.language import rescoring
-    from zipflm.language.weights import parse_weights
 
     check_argument_order(run, [nbest])
     is_terminal_output = out in (None, "-") and sys.stdout.isatty()
@@ -276,11 +275,11 @@ def rescore(
             ),
             say=echo_stderr,
             format=format,
-            weights=parse_weights(",".join(weights)) if weights else {},
+            weights=_weights(weights),
             reference=reference,
             tuned=split_commas("--tune", tune),
-            scores=_named_files("--scores", scores),
-            costs=_named_files("--costs", costs),
+            scores=_named_values("--scores", scores, "ac=ac.txt"),
+            costs=_named_values("--costs", costs, "ac=1.acwts"),
             name=name,
             out=out,
             scores_out=scores_out,
@@ -288,17 +287,28 @@ def rescore(
         )
 
 
-def _named_files(option: str, values: list[str] | None) -> dict[str, str]:
+def _weights(values: list[str] | None) -> dict[str, float]:
+    example = "lm=0.7,words=-0.2"
+    named = _named_values("--weights", values, example)
+    try:
+        return {name: float(value) for name, value in named.items()}
+    except ValueError:
+        raise ValueError(
+            f"--weights {','.join(values or ())}: write NAME=NUMBER, e.g. {example}"
+        ) from None
+
+
+def _named_values(option: str, values: list[str] | None, example: str) -> dict[str, str]:
     """Parse `ac=ac.txt,graph=graph.txt`."""
-    files: dict[str, str] = {}
+    named: dict[str, str] = {}
     for part in split_commas(option, values):
-        name, equals, file = part.partition("=")
-        if not (equals and name and file) or name in files:
+        name, _, value = part.partition("=")
+        if not (name and value) or name in named:
             raise ValueError(
-                f"{option} {part}: write NAME=FILE, e.g. ac=ac.txt, with each name once"
+                f"{option} {part}: write NAME=VALUE, e.g. {example}, with each name once"
             )
-        files[name] = file
-    return files
+        named[name] = value
+    return named
 
 
 def _stream(prompt: str, texts: Iterable[str]) -> None:

@@ -9,7 +9,6 @@ the previous grid. Ties go to the weights with the smallest sum of absolute valu
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.language.nbest import TOTAL, WORDS, Entry
-from zipflm.messages import quoted, unquoted
+from zipflm.messages import unquoted
 
 MAX_NAMES = 3
 """Maximum number of weights that can be tuned together."""
@@ -33,32 +32,8 @@ _PENALTIES = [penalty for penalty in _GRID if penalty >= 0.1]
 _EDITS = ("replace", "delete", "insert")  # as rapidfuzz names them
 
 
-def parse_weights(text: str) -> dict[str, float]:
-    """Parse the value of `--weights`.
-
-    >>> parse_weights("lm=0.7,words=-0.2")
-    {'lm': 0.7, 'words': -0.2}
-    """
-    weights: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, number = part.rpartition("=")
-        name = name.strip()
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not (equals and name and math.isfinite(value)):
-            raise ValueError(
-                f"--weights: {quoted(part)} is not NAME=NUMBER, e.g. lm=0.7,words=-0.2"
-            )
-        if name in weights:
-            raise ValueError(f"--weights: {unquoted(name)} is repeated; use it once")
-        weights[name] = value
-    return weights
-
-
 def format_weights(weights: Mapping[str, float]) -> str:
-    """Format weights for `parse_weights`.
+    """Format weights as a value for `--weights`.
 
     >>> format_weights({"lm": 0.7, "words": -2.0})
     'lm=0.7,words=-2'
