@@ -77,7 +77,6 @@ OPTIONAL = {
         ("train tiny/ADP-T --data d --out o --keep x", "--keep.*; see zipflm train --help"),
         ("trian tiny/ADP-T", "No such command 'trian'.*; see zipflm --help"),
         ("--verison", "No such option: --verison.*; see zipflm --help"),
-        ("score run --json --format surprisal", "--json: cannot be combined with --format surpris"),
         ("compare --data d --preset tiny --out o --decoders=", "--decoders: empty"),
     ],
 )

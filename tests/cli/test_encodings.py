@@ -54,16 +54,6 @@ def test_evaluate_can_replace_invalid_text(imported_run, tmp_path):
     run("evaluate", imported_run, "--text", tmp_path / "x", "--errors", "replace")
 
 
-def test_rescore_gives_the_same_list(encoded, imported_run, tmp_path):
-    *_, encoding = encoded
-    nbest = f"id\ttext\tac\na\t{TEXT.split(chr(10))[0]}\t-3.5\na\tune \u00eele\t-3.25\n"
-    for name, how in (("plain.tsv", "utf-8"), ("other.tsv", encoding)):
-        (tmp_path / name).write_text(nbest, encoding=how)
-        out = tmp_path / f"{how}.out"
-        run("rescore", imported_run, tmp_path / name, "--encoding", how, "--out", out)
-    assert (tmp_path / "utf-8.out").read_bytes() == (tmp_path / f"{encoding}.out").read_bytes()
-
-
 def test_rejects_encoding_for_ids(word_data, imported_run, tmp_path):
     (tmp_path / "ids").write_text("1 2 3\n")
     for arguments in (

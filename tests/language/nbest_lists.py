@@ -1,6 +1,6 @@
 """A small n-best list in every format."""
 
-from zipflm.language.nbest import NBest
+from zipflm.language.nbest import open_format, read_lists
 
 KALDI = "utt-7-1 a cat sat\nutt-7-2 a cat\nutt-7-10\nb-1 the dog\n"
 MOSES = (
@@ -17,4 +17,4 @@ TSV = "id\tac\ttext\tgraph\nu1\t-3.5\ta cat\t1e2\nu1\t-4\t\t0\nu2\t0\tthe dog\t-
 
 
 def read(name, format=None, **options):
-    return list(NBest(name, format, **options).utterances())
+    return read_lists(name, open_format(name, format, **options))

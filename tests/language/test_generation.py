@@ -11,8 +11,7 @@ from small_data import make_folder
 from zipflm.config import Splitting
 from zipflm.data.vocabulary import END
 from zipflm.language import decoding
-from zipflm.language.decoding import SamplingOptions
-from zipflm.language.generation import TextGenerator
+from zipflm.language.decoding import SamplingOptions, TextGenerator
 
 PROMPT = "ba de"
 
@@ -162,7 +161,7 @@ def test_reports_unknown_words_in_the_prompt(adp):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"temperature": -1.0}, "temperature=-1.0: must be finite and at least 0"),
+        ({"temperature": -1.0}, "temperature=-1.0: must be a finite number, 0 or more"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_k": -1}, "top_k=-1"),
         ({"top_p": 0.0}, "top_p=0.0"),

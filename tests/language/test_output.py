@@ -34,6 +34,13 @@ def test_writes_to_stdout(name, capsys):
     assert capsys.readouterr().out == "text\n"
 
 
+def test_escapes_control_characters_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with destination(None) as file:
+        file.write("1\t\x1b[2Jba\n")
+    assert capsys.readouterr().out == "1\t\\x1b[2Jba\n"
+
+
 def test_follows_symbolic_links(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "there.txt")
     with destination(str(tmp_path / "link")) as file:

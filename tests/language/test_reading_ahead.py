@@ -66,19 +66,3 @@ def test_starting_does_not_block(word_data):
     assert not asleep.query()
     for found, wanted in zip(result(), expected, strict=True):
         np.testing.assert_array_equal(found.nll, wanted)
-
-
-@pytest.mark.parametrize("bad", [0, 1, 5, 40, 99])
-def test_yields_texts_before_a_read_error(lm, bad):
-    texts = texts_of(lm, 100)
-
-    def reading():
-        yield from texts[:bad]
-        raise ValueError("invalid line")
-
-    given = []
-    engine = replace(lm.engine, batch_tokens=16)
-    with pytest.raises(ValueError, match="invalid line"):
-        for group in scored_documents(engine, reading(), lm.reader.prefix("")):
-            given += [document.text for document in group]
-    assert len(given) == bad and all(one is other for one, other in zip(given, texts, strict=False))

@@ -6,7 +6,7 @@ from language.toy_models import Bigrams
 import zipflm
 from zipflm.evaluation.progress import on_progress
 from zipflm.language import rescoring as module
-from zipflm.language.rescoring import RescoreOptions, model_scorer, rescore_file
+from zipflm.language.rescoring import model_scorer, rescore_file
 
 MODEL = Bigrams("the cat sat", "the dog ran", "the cat ran")
 TSV = """id\ttext\tac
@@ -24,16 +24,16 @@ def rescore(tmp_path):
 
     def rescore(content=TSV, format="tsv", scorer=MODEL, weights=None, costs=None, **options):
         (tmp_path / "list").write_text(content)
-        options = RescoreOptions(
+        rescore_file(
+            str(tmp_path / "list"),
+            lambda: scorer,
+            say=lambda text: None,
             format=format,
             weights=weights or {},
-            scores={},
-            costs=costs or {},
-            encoding="utf-8",
+            costs=costs,
             out=str(tmp_path / "out"),
-            **{"name": "lm"} | options,
+            **options,
         )
-        rescore_file(str(tmp_path / "list"), options, lambda: scorer, say=lambda text: None)
         return (tmp_path / "out").read_text().splitlines()
 
     return rescore
@@ -60,7 +60,7 @@ def test_reports_progress(rescore):
     reports = []
     with on_progress(lambda *args: reports.append(args)):
         rescore()
-    assert reports == [("rescoring", 5, 6)]  # the total includes the header
+    assert reports == [("rescoring", 5, 5)]
 
 
 def test_weight_0_keeps_the_order_of_the_scores(rescore):
@@ -118,8 +118,8 @@ def test_scores_equal_texts_once(rescore):
     assert model.calls == [["the cat", "the rat"]]
 
 
-def test_scores_in_groups_while_reading(rescore, monkeypatch):
-    monkeypatch.setattr(module, "_HYPOTHESES_PER_GROUP", 4)
+def test_scores_in_groups(rescore, monkeypatch):
+    monkeypatch.setattr(module, "_TEXTS_PER_GROUP", 4)
     model = Bigrams("the cat")
     rows = "".join(f"u{n}\ttext {n} {m}\n" for n in range(9) for m in range(2))
     rescore("id\ttext\n" + rows, scorer=model)

@@ -61,19 +61,3 @@ def test_prefix(small):
 def test_no_lines(small, break_mode):
     blocks = Blocks(break_mode=break_mode, block=8)
     assert [*scored_lines(small.engine, [], NOTHING, blocks)] == []
-
-
-def test_yields_lines_before_a_read_error(small):
-    lines = lines_of(small, 3)
-
-    def reading():
-        yield from lines
-        raise ValueError("invalid line")
-
-    given = []
-    with pytest.raises(ValueError, match="invalid line"):
-        for group in scored_lines(
-            small.engine, reading(), NOTHING, Blocks(break_mode="none", block=8)
-        ):
-            given += group
-    assert len(given) == len(lines)

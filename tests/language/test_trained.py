@@ -233,13 +233,6 @@ def test_unknown_words_are_scored_as_unk(lm):
         assert lm.run.config.batches.unit == "bpe"
 
 
-def test_compiled_scores_match(run):
-    plain, fast = zipflm.load(run, device="cpu"), zipflm.load(run, device="cpu", compile=True)
-    texts = ["ba de", TEXT]
-    for one, other in zip(plain.score(texts), fast.score(texts), strict=True):
-        assert one.nll.tolist() == pytest.approx(other.nll.tolist(), abs=1e-5)
-
-
 @pytest.mark.parametrize("label", ["ADP-T", "SM", "BPE"])
 def test_rejects_nan_everywhere(word_data, bpe_data, label):
     lm = loaded(bpe_data if label == "BPE" else word_data, label)

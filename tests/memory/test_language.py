@@ -12,9 +12,8 @@ from small_data import make_folder, sentences
 import zipflm
 from zipflm.data.bpe import join
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.language.decoding import SamplingOptions
+from zipflm.language.decoding import SamplingOptions, TextGenerator
 from zipflm.language.engine import scored_lines
-from zipflm.language.generation import TextGenerator
 from zipflm.language.incremental import advance
 from zipflm.language.next_words import most_likely_words_at
 from zipflm.memory.building import build

@@ -28,8 +28,17 @@ _HOW_TO_CONTINUE = {
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _without_metavar(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 class Commands(TyperGroup):
     """The group of all commands, or a subgroup."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_metavar(super().get_help_option(ctx))
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. Usage errors become a ValueError."""
@@ -61,6 +70,15 @@ def _describe_usage_error(error: Any) -> str:
 
 
 class Command(TyperCommand):
+    def __init__(self, name: str | None, **options: Any) -> None:
+        super().__init__(name, **options)
+        for param in self.params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""  # otherwise click shows BOOLEAN
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_metavar(super().get_help_option(ctx))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Ctrl-C exits with status 130 and a one-line message."""
         try:
@@ -207,6 +225,13 @@ def parse_numbers(
         return tuple(kind(part) for part in parts)
     except ValueError:
         raise ValueError(f"{option} {','.join(parts)}: write numbers separated by commas") from None
+
+
+def check_argument_order(run: str, files: Sequence[str]) -> None:
+    """Raise ValueError if `run` is a file and one of the files is a folder."""
+    folder = next(filter(os.path.isdir, files), None)
+    if os.path.isfile(run) and folder is not None:
+        raise ValueError(f"{run}: a file, not a run; put the run first ({folder})")
 
 
 def echo(text: str) -> None:

@@ -112,6 +112,7 @@ def evaluate(
     from zipflm.distributed import processes
 
     if len(runs) > 1:
+        _check_score_files(ctx, runs)
         _average(runs, weights, out, as_json)
         return
     if weights or out:
@@ -123,17 +124,26 @@ def evaluate(
         echo(result.as_json() if as_json else result.as_text())
 
 
-def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
-    """Print the perplexity of several score files, averaged word by word."""
-    from zipflm.language.ensemble import ensemble
-    from zipflm.language.files import check_destination
-
+def _check_score_files(ctx: typer.Context, files: list[str]) -> None:
+    """Raise ValueError for folders, and for options that only apply to runs."""
     if folder := next(filter(os.path.isdir, files), None):
         raise ValueError(
             f"{folder}: evaluate one run at a time; to average runs, score the same text with "
             "each (zipflm score RUN TEXT > FILE) and evaluate the files"
         )
-    check_destination("--out", out, files)
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        is_for_files = param.name in ("runs", "weights", "out", "as_json")
+        if source is not None and source.name == "COMMANDLINE" and not is_for_files:
+            raise ValueError(f"{param.opts[0]}: not for score files; leave it out")
+
+
+def _average(files: list[str], weights: str | None, out: str | None, as_json: bool) -> None:
+    """Print the perplexity of several score files, averaged word by word."""
+    from zipflm.language.ensemble import ensemble
+    from zipflm.language.files import check_destination
+
+    check_destination("--out", out)
     shares: tuple[float, ...] | Literal["fit"] | None = None
     if weights is not None:
         shares = "fit" if weights == "fit" else parse_numbers("--weights", [weights], float)

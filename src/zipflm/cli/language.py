@@ -20,6 +20,7 @@ from zipflm.cli.app import (
     Json,
     Memory,
     Model,
+    check_argument_order,
     cleanup_on_sigterm,
     command,
     echo,
@@ -29,13 +30,12 @@ from zipflm.cli.app import (
     split_commas,
 )
 from zipflm.messages import lines as printable_lines
-from zipflm.messages import one_line
 
 
 @command(
     "zipflm score runs/first article.txt > scores.tsv",
     "zipflm score runs/first 'articles/*.txt' --per document",
-    "echo the state of the union | zipflm score runs/first --format surprisal",
+    "echo the state of the union | zipflm score runs/first --bits",
 )
 def score(
     run: Model,
@@ -49,9 +49,6 @@ def score(
     per: Annotated[
         str, Option(help="Print one row per word, line or document (file), or only a total.")
     ] = "word",
-    output_format: Annotated[
-        str, Option("--format", help="tsv, or surprisal for a table of surprisals in bits.")
-    ] = "tsv",
     as_json: Json = False,
     in_bits: Annotated[
         bool, Option("--bits", help="Print surprisals in bits instead of log-probabilities.")
@@ -87,17 +84,15 @@ def score(
     With --json, every row is a line of JSON.
     """
     from zipflm.data.text import expand
+    from zipflm.language.files import destination
     from zipflm.language.model import load
     from zipflm.language.score_command import ScoreOptions, score_files
 
-    if as_json and output_format != "tsv":
-        raise ValueError(
-            f"--json: cannot be combined with --format {output_format}; use one of them"
-        )
+    check_argument_order(run, texts or ())
     names = expand(texts or ["-"])
     options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked by ScoreOptions
-        format="jsonl" if as_json else output_format,  # type: ignore[arg-type]  # checked by ScoreOptions
+        json=as_json,
         bits=in_bits,
         log10=log10,
         ends=ends,
@@ -117,9 +112,10 @@ def score(
         memory=memory or (),
     )
     # A progress bar would overwrite rows on the same terminal.
-    with show_progress(is_hidden=sys.stdout.isatty()):
+    with show_progress(is_hidden=sys.stdout.isatty()), destination(None) as out:
         for rows in score_files(lm, names, options):
-            _write_rows(rows)
+            out.write("".join(f"{row}\n" for row in rows))
+            sys.stdout.flush()  # a program at the other end of a pipe may be waiting
 
 
 @command(
@@ -161,8 +157,7 @@ def generate(
     """
     import json
 
-    from zipflm.language.decoding import SamplingOptions
-    from zipflm.language.generation import TextGenerator
+    from zipflm.language.decoding import SamplingOptions, TextGenerator
     from zipflm.language.model import load
 
     sampling = SamplingOptions(
@@ -248,7 +243,6 @@ def rescore(
         list[str] | None,
         Option(help="For kaldi: files with a cost per hypothesis, e.g. ac=1.acwts."),
     ] = None,
-    encoding: Encoding = "utf-8",
     name: Annotated[str, Option(help="Name of the model's score in the output.")] = "lm",
     out: Annotated[
         str | None, Option(help="Write the sorted lists to this file.", show_default="stdout")
@@ -270,44 +264,51 @@ def rescore(
     With --reference, the weights are tuned on these lists and printed on stderr.
     """
     from zipflm.language import rescoring
-    from zipflm.language.weights import parse_weights
 
-    options = rescoring.RescoreOptions(
-        format=format,
-        weights=parse_weights(",".join(weights)) if weights else {},
-        reference=reference,
-        tune=split_commas("--tune", tune),
-        scores=_named_files("--scores", scores),
-        costs=_named_files("--costs", costs),
-        encoding=encoding,
-        name=name,
-        out=out,
-        scores_out=scores_out,
-        one_best=one_best,
-    )
+    check_argument_order(run, [nbest])
     is_terminal_output = out in (None, "-") and sys.stdout.isatty()
     with cleanup_on_sigterm(), show_progress(is_hidden=is_terminal_output):
         rescoring.rescore_file(
             nbest,
-            options,
             lambda: rescoring.model_scorer(
                 run, checkpoint=checkpoint, device=device, dtype=dtype, memory=memory or ()
             ),
             say=echo_stderr,
+            format=format,
+            weights=_weights(weights),
+            reference=reference,
+            tuned=split_commas("--tune", tune),
+            scores=_named_values("--scores", scores, "ac=ac.txt"),
+            costs=_named_values("--costs", costs, "ac=1.acwts"),
+            name=name,
+            out=out,
+            scores_out=scores_out,
+            one_best=one_best,
         )
 
 
-def _named_files(option: str, values: list[str] | None) -> dict[str, str]:
+def _weights(values: list[str] | None) -> dict[str, float]:
+    example = "lm=0.7,words=-0.2"
+    named = _named_values("--weights", values, example)
+    try:
+        return {name: float(value) for name, value in named.items()}
+    except ValueError:
+        raise ValueError(
+            f"--weights {','.join(values or ())}: write NAME=NUMBER, e.g. {example}"
+        ) from None
+
+
+def _named_values(option: str, values: list[str] | None, example: str) -> dict[str, str]:
     """Parse `ac=ac.txt,graph=graph.txt`."""
-    files: dict[str, str] = {}
+    named: dict[str, str] = {}
     for part in split_commas(option, values):
-        name, equals, file = part.partition("=")
-        if not (equals and name and file) or name in files:
+        name, _, value = part.partition("=")
+        if not (name and value) or name in named:
             raise ValueError(
-                f"{option} {part}: write NAME=FILE, e.g. ac=ac.txt, with each name once"
+                f"{option} {part}: write NAME=VALUE, e.g. {example}, with each name once"
             )
-        files[name] = file
-    return files
+        named[name] = value
+    return named
 
 
 def _stream(prompt: str, texts: Iterable[str]) -> None:
@@ -320,10 +321,3 @@ def _stream(prompt: str, texts: Iterable[str]) -> None:
         printed = text or printed
     if not printed.endswith("\n"):
         typer.echo()
-
-
-def _write_rows(rows: Iterable[str]) -> None:
-    if sys.stdout.isatty():
-        rows = ("\t".join(map(one_line, row.split("\t"))) for row in rows)
-    sys.stdout.writelines(f"{row}\n" for row in rows)
-    sys.stdout.flush()  # a program at the other end of a pipe may be waiting

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from zipflm.config.checks import Bound, Checked, NonNegativeFloat, NonNegativeInt
 from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.documents import Likely
-from zipflm.language.detokenizer import Detokenizer, join_pieces
+from zipflm.language.detokenizer import Detokenizer, join_pieces, last_line
 from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.next_words import MAX_PIECES
 from zipflm.language.text import Ids, TextReader
@@ -34,46 +35,38 @@ _SEED_STRIDE = 0x1E3779B97F4A7C15
 _RANDOM_STEPS = 64
 """Number of steps for which random numbers are drawn at a time."""
 
+_Words = Annotated[int | None, Bound(lambda n: n is None or n >= 1, "must be at least 1")]
+_Tokens = Annotated[int | None, Bound(lambda n: n is None or n >= 0, "must be 0 or more")]
+_Seed = Annotated[
+    int | None, Bound(lambda n: n is None or 0 <= n < SEED_LIMIT, "must be from 0 to 2**63 - 1")
+]
+_TopP = Annotated[float, Bound(lambda p: 0 < p <= 1, "must be above 0 and at most 1 (all words)")]
+_Strings = Annotated[
+    Sequence[str],
+    Bound(lambda s: not isinstance(s, str) and all(s), "must be a list of non-empty strings"),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(Checked):
     """Sampling and stopping options."""
 
-    max_words: int | None = 50
+    max_words: _Words = 50
     """Maximum number of words, including line ends (None: no limit)."""
-    max_tokens: int | None = None
+    max_tokens: _Tokens = None
     """Maximum number of tokens (None: no limit). The text can end in the middle of a word."""
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    lines: int = 1
+    temperature: NonNegativeFloat = 1.0
+    """0: always the most likely word."""
+    top_k: NonNegativeInt = 0
+    """0: all words."""
+    top_p: _TopP = 1.0
+    seed: _Seed = None
+    lines: NonNegativeInt = 1
     """Stop after this many line ends (0: no limit)."""
-    stop: Sequence[str] = ()
+    stop: _Strings = ()
     """Stop before the first occurrence of any of these strings."""
     forbid_unknown: bool = True
     """Never generate `<unk>`."""
-
-    def __post_init__(self) -> None:
-        if self.max_words is not None and self.max_words < 1:
-            raise ValueError(f"max_words={self.max_words}: must be at least 1")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise ValueError(f"max_tokens={self.max_tokens}: must be 0 or more")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(
-                f"temperature={self.temperature}: must be finite and at least 0 (0: always the "
-                "most likely word)"
-            )
-        if self.top_k < 0:
-            raise ValueError(f"top_k={self.top_k}: must be 0 (all words) or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: must be above 0 and at most 1 (all words)")
-        if self.lines < 0:
-            raise ValueError(f"lines={self.lines}: must be 0 (no limit) or more")
-        if self.seed is not None and not 0 <= self.seed < SEED_LIMIT:
-            raise ValueError(f"seed={self.seed}: must be an integer from 0 to 2**63 - 1")
-        if isinstance(self.stop, str) or not all(self.stop):
-            raise ValueError(f"stop={self.stop!r}: must be a list of non-empty strings")
 
 
 class GeneratedWord(NamedTuple):
@@ -385,3 +378,83 @@ def never_generated(vocabulary: Vocabulary) -> Tensor:
     forbidden[: len(SPECIALS)] = True
     forbidden[END] = False
     return forbidden
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation of a prompt."""
+
+    prompt: str
+    continuation: str
+    words: tuple[GeneratedWord, ...]
+    has_slid: bool
+    """True if the text is longer than the block of a Transformer, so later words did not see its
+    start."""
+
+    @property
+    def text(self) -> str:
+        return self.prompt + self.continuation
+
+    @property
+    def logprob(self) -> float:
+        """Log-probability of the continuation in nats."""
+        return sum(word.logprob for word in self.words)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt": self.prompt,
+            "continuation": self.continuation,
+            "logprob": self.logprob,
+            "words": [{"word": word.word, "logprob": word.logprob} for word in self.words],
+            "has_slid": self.has_slid,
+        }
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class TextGenerator:
+    """Generates `num` continuations of a prompt in one batch."""
+
+    def __init__(
+        self, engine: Engine, reader: TextReader, prompt: str, options: SamplingOptions, num: int
+    ) -> None:
+        if num < 1:
+            raise ValueError(f"num={num}: must be at least 1")
+        self._prompt = prompt
+        encoded = reader.text(prompt, ends=False)
+        self.unknown_in_prompt: list[str] = [
+            word
+            for word, first_id in zip(encoded.words, encoded.ids[encoded.starts], strict=True)
+            if first_id == UNKNOWN
+        ]
+        self._decoder = TextDecoder(engine, reader, use_cuda_graph=True)
+        self._rows = []
+        for index in range(num):
+            detokenizer = Detokenizer(reader, last_line(encoded), prompt[-1:].isspace())
+            row = TextInProgress(reader, encoded.ids, detokenizer, options, index=index)
+            self._rows.append(row)
+
+    @property
+    def has_slid(self) -> bool:
+        return any(row.has_slid for row in self._rows)
+
+    def all(self) -> list[Generation]:
+        """Generate all texts."""
+        for _ in self._steps():
+            pass
+        return [
+            Generation(self._prompt, row.text, tuple(row.release().words), row.has_slid)
+            for row in self._rows
+        ]
+
+    def words(self) -> Iterator[GeneratedWord]:
+        """Yield the words of the first text as they are generated."""
+        for _ in self._steps():
+            yield from self._rows[0].release().words
+
+    def _steps(self) -> Iterator[None]:
+        self._decoder.join(self._rows)
+        while self._decoder.rows:
+            self._decoder.step()
+            yield

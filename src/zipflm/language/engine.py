@@ -36,8 +36,6 @@ class Engine:
 
     model: LanguageModel
     """In evaluation mode, on the device."""
-    scorer: LanguageModel
-    """The same model, possibly compiled."""
     device: torch.device
     dtype: torch.dtype
     blocks: Blocks
@@ -68,7 +66,7 @@ class Engine:
     def start_scoring(self, documents: Sequence[Document]) -> Callable[[], list[DocumentScores]]:
         """Start scoring. Call the returned function to wait for the scores of each document."""
         return start_documents(
-            self.scorer,
+            self.model,
             documents,
             blocks=self.blocks,
             batch_tokens=self.batch_tokens,
@@ -226,7 +224,7 @@ class _Stream:
             windows = document_windows(start, start, end, blocks)
             plan, memory = batched(windows, engine.batch_tokens, sort_by_length=False), self._memory
             start_scoring(
-                engine.scorer, prefix, plan, device=engine.device, memory=memory.set_tokens(prefix)
+                engine.model, prefix, plan, device=engine.device, memory=memory.set_tokens(prefix)
             )
 
     def start(self, group: list[EncodedText], is_last: bool) -> _Result:
@@ -245,7 +243,7 @@ class _Stream:
         memory = None if self._memory is None else self._memory.set_tokens(stream, seen=num_before)
         plan = batched(windows, self._engine.batch_tokens, sort_by_length=memory is None)
         device = self._engine.device
-        scores = start_scoring(self._engine.scorer, stream, plan, device=device, memory=memory)
+        scores = start_scoring(self._engine.model, stream, plan, device=device, memory=memory)
         self._before = stream[-(blocks.context + 1) :]
         self._ids, self._offsets = ids[end:], np.append(0, offsets[offsets > end] - end)
         return lambda: self._complete(scores().nll[num_before:])
@@ -268,38 +266,31 @@ def _read_ahead(
 ) -> Iterator[list[ScoredDocument]]:
     """Yield groups of scored texts, while the device works on the next group.
 
-    Each text is scored after `num_before` tokens, which count towards the size of a batch. If
-    reading fails, earlier texts are still yielded before the error is raised.
+    Each text is scored after `num_before` tokens, which count towards the size of a batch.
     """
     remaining, max_tokens = iter(texts), engine.batch_tokens
     wait_for_previous: _Result = list
-    is_last, error = False, None
+    is_last = False
     while not is_last:
-        group, is_last, error = _read(remaining, max_tokens, num_before)
+        group, is_last = _read(remaining, max_tokens, num_before)
         wait = start(group, is_last)
         if scored := wait_for_previous():
             yield scored
         wait_for_previous, max_tokens = wait, _BATCHES_PER_GROUP * engine.batch_tokens
     if scored := wait_for_previous():
         yield scored
-    if error is not None:
-        raise error
 
 
 def _read(
     remaining: Iterator[EncodedText], max_tokens: int, num_before: int
-) -> tuple[list[EncodedText], bool, Exception | None]:
+) -> tuple[list[EncodedText], bool]:
     """Read texts with about `max_tokens` tokens in total. Also return whether these are the last
-    texts, and the error that stopped reading, if any."""
+    texts."""
     group: list[EncodedText] = []
     num_tokens = 0
-    try:
-        while num_tokens < max_tokens:
-            text = next(remaining, None)
-            if text is None:
-                return group, True, None
-            group.append(text)
-            num_tokens += num_before + len(text.ids)
-    except Exception as error:
-        return group, True, error
-    return group, False, None
+    for text in remaining:
+        group.append(text)
+        num_tokens += num_before + len(text.ids)
+        if num_tokens >= max_tokens:
+            return group, False
+    return group, True

@@ -103,12 +103,22 @@ def ensemble(
     average = average_logprobs(logprob_NM, mixture)
     unknown_NM = np.stack([file.unknown for file in files], axis=1)
     is_unknown: NDArray[np.bool_] = np.logical_or.reduce(unknown_NM, axis=1)
+    settings = _settings(files)
     if out is not None:
-        protocol = _protocol(files, mixture)
+        protocol = {"run": "ensemble", "weights": _format_weights(mixture)}
+        for key, values in settings.items():
+            protocol[key] = values[0] if len(set(values)) == 1 else "mixed"
         averaged = replace(files[0], protocol=protocol, logprob=average, unknown=is_unknown)
         with destination(out) as output:
             write_scores(output, averaged)
-    notes = _differences(files)
+    notes = [
+        f"scored with different values of {key}: "
+        + ", ".join(
+            f"{value} ({shown(file.name)})" for file, value in zip(files, values, strict=True)
+        )
+        for key, values in settings.items()
+        if len(set(values)) > 1
+    ]
     if disputed := np.count_nonzero(is_unknown & ~unknown_NM.all(axis=1)):
         notes.append(
             f"{disputed:,} words are unknown to only some models; the perplexities are not "
@@ -129,14 +139,6 @@ def ensemble(
 def _member(file: ScoreFile, weight: float) -> EnsembleMember:
     nll, unknown = -float(file.logprob.mean()), int(file.unknown.sum())
     return EnsembleMember(shown(file.name), weight, perplexity(nll), nll, unknown, file.protocol)
-
-
-def _protocol(files: Sequence[ScoreFile], mixture: NDArray[np.float64]) -> dict[str, str]:
-    protocol = {"run": "ensemble", "weights": _format_weights(mixture)}
-    for key in _setting_keys(files):
-        values = {file.protocol.get(key) for file in files}
-        protocol[key] = str(values.pop()) if len(values) == 1 else "mixed"
-    return protocol
 
 
 def average_logprobs(
@@ -188,41 +190,25 @@ def _require_same_text(first: ScoreFile, other: ScoreFile) -> None:
     """Raise ValueError if the texts differ, and name the first row that differs."""
     pairs = zip_longest(first.keys, other.keys)
     for line, (one, two) in enumerate(pairs, start=2):
-        if one == two:
-            continue
-        if one is None or two is None:
-            short, long = (first, other) if one is None else (other, first)
+        if one != two:
             raise ValueError(
-                f"{shown(short.name)}: ends where {shown(long.name)} continues at line {line}; "
-                "score the same text with every run"
+                f"{shown(other.name)}: line {line}: {_describe(two)}, but in "
+                f"{shown(first.name)}, {_describe(one)}; score the same text with every run, with "
+                "the same options"
             )
-        raise ValueError(
-            f"{shown(other.name)}: line {line}: {_describe(two)}, but in "
-            f"{shown(first.name)}, {_describe(one)}; score the same text with every run, with the "
-            "same options"
-        )
 
 
-def _describe(key: tuple[int, int, str]) -> str:
+def _describe(key: tuple[int, int, str] | None) -> str:
+    if key is None:
+        return "the file ends"
     line, position, word = key
     return f"{quoted(word)} is word {position} of text line {line}"
 
 
-def _differences(files: Sequence[ScoreFile]) -> list[str]:
-    notes = []
-    for key in _setting_keys(files):
-        values = [file.protocol.get(key, "unknown") for file in files]
-        if len(set(values)) > 1:
-            listed = ", ".join(
-                f"{value} ({shown(file.name)})" for file, value in zip(files, values, strict=True)
-            )
-            notes.append(f"scored with different values of {key}: {listed}")
-    return notes
-
-
-def _setting_keys(files: Sequence[ScoreFile]) -> list[str]:
-    keys = dict.fromkeys(key for file in files for key in file.protocol)
-    return [key for key in keys if key not in _MODEL_KEYS]
+def _settings(files: Sequence[ScoreFile]) -> dict[str, list[str]]:
+    """Return the value in each file of all settings that describe how the text was scored."""
+    keys = dict.fromkeys(key for file in files for key in file.protocol if key not in _MODEL_KEYS)
+    return {key: [file.protocol.get(key, "unknown") for file in files] for key in keys}
 
 
 def _format_weights(weights: Iterable[float]) -> str:

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from zipflm.data.text import ENCODING_HINT, STDIN, UTF_8, line_groups, shown
+from zipflm.data.text import STDIN, line_groups, shown
 from zipflm.messages import lines
 from zipflm.storage import atomic_write, report_full_disk
 
 
-def numbered_lines(name: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
+def numbered_lines(name: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a plain or compressed file, or of stdin (`-`), with numbers from 1."""
-    lines = (line for group, _ in line_groups(name, encoding=encoding) for line in group)
+    lines = (line for group, _ in line_groups(name) for line in group)
     for number, line in enumerate(lines, start=1):
         yield number, decode_line(name, number, line)
 
 
-def decode_line(name: str, number: int, line: bytes, other_remedy: str = "") -> str:
+def decode_line(name: str, number: int, line: bytes, other_remedies: str = "") -> str:
     """Decode a line. Raises ValueError with file and line number if it is not UTF-8 text."""
     if b"\0" in line:
-        problem, remedy = "a NUL byte", "or fix the text"
+        problem, remedy = "a NUL byte", "decompress it, or fix the text"
     else:
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
             problem = f"not UTF-8 at byte {error.start} of the line"
-            remedy = "or convert the text (iconv -t utf-8)"
-    raise ValueError(
-        f"{shown(name)}: line {number}: {problem}; {ENCODING_HINT}, {remedy}{other_remedy}"
-    )
+            remedy = "decompress it, or convert the text (iconv -t utf-8)"
+    raise ValueError(f"{shown(name)}: line {number}: {problem}; {remedy}{other_remedies}")
 
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -43,8 +41,8 @@ class Writable(Protocol):
     def write(self, text: str, /) -> Any: ...
 
 
-def check_destination(option: str, name: str | None, inputs: Iterable[str | None] = ()) -> None:
-    """Raise ValueError if an output file cannot be written, or is one of the input files."""
+def check_destination(option: str, name: str | None) -> None:
+    """Raise ValueError if an output file cannot be written."""
     if name is None or name == STDIN:
         return
     path = Path(name)
@@ -57,9 +55,6 @@ def check_destination(option: str, name: str | None, inputs: Iterable[str | None
         raise ValueError(f"{option} {name}: a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{option} {name}: no folder {path.parent}; create it first")
-    for other in inputs:
-        if other is not None and path.is_file() and os.path.exists(other) and path.samefile(other):
-            raise ValueError(f"{option} {name}: is also an input file; name another file")
 
 
 @contextmanager

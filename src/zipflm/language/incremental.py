@@ -27,14 +27,13 @@ _Pairs = tuple[Tensor, Ids]
 class TextState:
     """The state of a text. `TrainedModel.advance` returns new states and never changes this one."""
 
-    __slots__ = ("_cache", "_hidden", "_past", "_prefix", "inputs")
+    __slots__ = ("_cache", "_hidden", "_past", "inputs")
 
     def __init__(
         self,
         inputs: tuple[int, ...],
         cache: KeyValueCache | RowStates | None,
         past: _Pairs | None = None,
-        prefix: Ids | None = None,
     ) -> None:
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model sees: `</s>` and the text, or the last part of it."""
@@ -42,17 +41,20 @@ class TextState:
         # predicts the next token, has been computed, the cache covers all inputs.
         self._cache = cache
         self._hidden: Tensor | None = None
-        # For cache memories: the hidden states and tokens so far, or the prefix if the model has
-        # not read it yet.
-        self._past, self._prefix = past, prefix
+        self._past = past  # for cache memories
 
     def __repr__(self) -> str:
         return f"TextState({len(self.inputs)} tokens)"
 
 
+@torch.inference_mode()
 def start(engine: Engine, prefix: Ids) -> TextState:
     """Return the state after a prefix, which can be empty."""
-    return TextState(tuple(engine.inputs(prefix).tolist()), None, prefix=prefix)
+    state = TextState(tuple(engine.inputs(prefix).tolist()), None)
+    hidden = _read_all(engine, state)
+    if engine.memories is not None:
+        state._past = engine.pairs(prefix, hidden)
+    return state
 
 
 @torch.inference_mode()
@@ -104,13 +106,13 @@ def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:
     return torch.stack([state._hidden for state in states if state._hidden is not None])
 
 
-def _read_all(engine: Engine, state: TextState) -> None:
+def _read_all(engine: Engine, state: TextState) -> Tensor:
+    """Read all inputs of a state. Return the hidden states [T, D]."""
     words = torch.tensor([state.inputs], device=engine.device)
     state._cache = engine.model.new_cache(1, len(state.inputs))
-    hidden = engine.model(words, state._cache)[0]
+    hidden: Tensor = engine.model(words, state._cache)[0]
     state._hidden = hidden[-1]
-    if engine.memories is not None and state._prefix is not None:
-        state._past = engine.pairs(state._prefix, hidden)
+    return hidden
 
 
 def _read_last(engine: Engine, states: Sequence[TextState]) -> None:

@@ -29,10 +29,15 @@ from zipflm.config import Blocks
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.evaluate import ScoringOptions
-from zipflm.language.decoding import GeneratedWord, SamplingOptions, never_generated
+from zipflm.language.decoding import (
+    GeneratedWord,
+    Generation,
+    SamplingOptions,
+    TextGenerator,
+    never_generated,
+)
 from zipflm.language.detokenizer import Detokenizer
 from zipflm.language.engine import Engine, scored_documents
-from zipflm.language.generation import Generation, TextGenerator
 from zipflm.language.incremental import TextState, advance, start
 from zipflm.language.next_words import (
     LikelyWord,
@@ -62,7 +67,6 @@ def load(
     checkpoint: Choice | str | None = None,
     device: str | None = None,
     dtype: torch.dtype | str = torch.float32,
-    compile: bool = False,
     block: int | None = None,
     context: int | None = None,
     memory: str | Sequence[str] = (),
@@ -73,11 +77,11 @@ def load(
     folder from `zipflm export`, or the id of an exported model on the Hugging Face Hub (the last
     two need the extra `hf`). `checkpoint` is `"newest"` (the default), `"best"` or a number of
     updates. `device` defaults to a GPU if one is available. `dtype` is the precision of weights and
-    matrix products; log-probabilities are at least float32. `compile` makes long scoring jobs
-    faster. `block` and `context` are in tokens and default to the settings of the run (`context` to
-    half a block if the run has none or only `block` is given). `memory` is one or more memories
-    whose predictions are mixed with those of the model: a cache of the last 2,000 tokens of the
-    text (`cache:2000`), or the folder of a store from `zipflm memory build`.
+    matrix products; log-probabilities are at least float32. `block` and `context` are in tokens and
+    default to the settings of the run (`context` to half a block if the run has none or only
+    `block` is given). `memory` is one or more memories whose predictions are mixed with those of
+    the model: a cache of the last 2,000 tokens of the text (`cache:2000`), or the folder of a store
+    from `zipflm memory build`.
     """
     choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
     memory = (memory,) if isinstance(memory, str) else tuple(memory)
@@ -92,7 +96,7 @@ def load(
 
         is_local = os.path.isdir(exported)
         run = exchange.load_exported(exported if is_local else exchange.download(exported))
-    return TrainedModel(run, options, dtype=dtype, compile=compile)
+    return TrainedModel(run, options, dtype=dtype)
 
 
 def _exported_path(path: str | PathLike[str]) -> str | None:
@@ -116,13 +120,12 @@ class TrainedModel:
         options: ScoringOptions | None = None,
         *,
         dtype: torch.dtype | str = torch.float32,
-        compile: bool = False,
     ) -> None:
         self.run = run
         options = options or ScoringOptions()
         self.running_blocks: Blocks = options.blocks(run.config)
         """Blocks for `zipflm score --lines running`, as in `evaluate`."""
-        self.engine: Engine = _engine(run, options, dtype, compile)
+        self.engine: Engine = _engine(run, options, dtype)
         has_unpredicted_words = run.config.num_predicted < run.config.vocab_size
         self.unseen: UnseenWords | None = (
             UnseenWords(self.model, _MAX_UNSEEN) if has_unpredicted_words else None
@@ -278,7 +281,7 @@ class TrainedModel:
 
     def _encode(self, text: str) -> EncodedText:
         encoded = self.reader.text(text)
-        if len(encoded.words) == 1 and not text[slice(*encoded.spans[0])]:
+        if len(encoded.words) == 1 and not text.endswith(("\n", "\r")):
             raise ValueError(f"text={quoted(text)}: empty; give at least one word or line end")
         return encoded
 
@@ -365,9 +368,7 @@ class TrainedModel:
         yield from TextGenerator(self.engine, self.reader, prompt, sampling, 1).words()
 
 
-def _engine(
-    run: LoadedRun, options: ScoringOptions, dtype: torch.dtype | str, compile: bool
-) -> Engine:
+def _engine(run: LoadedRun, options: ScoringOptions, dtype: torch.dtype | str) -> Engine:
     dtype_name = str(dtype).removeprefix("torch.")
     if dtype_name not in _DTYPES:
         raise ValueError(f"dtype={unquoted(dtype_name)}: choose from {', '.join(_DTYPES)}")
@@ -381,7 +382,6 @@ def _engine(
     _require_finite(run, model)
     return Engine(
         model=model,
-        scorer=torch.compile(model, dynamic=True) if compile else model,  # type: ignore[arg-type]
         device=torch.device(chosen.device),
         dtype=torch_dtype,
         blocks=blocks,

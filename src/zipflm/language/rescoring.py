@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,85 +12,88 @@ from zipflm.data.text import shown
 from zipflm.evaluation.progress import progress_label, report_progress
 from zipflm.language.files import check_destination, destination
 from zipflm.language.model import load
-from zipflm.language.nbest import TOTAL, WORDS, Entry, NBest, format_score, read_references
-from zipflm.language.tuning import check_names, import_levenshtein, tune
-from zipflm.language.weights import check_name, complete_weights, format_weights
+from zipflm.language.nbest import (
+    TOTAL,
+    WORDS,
+    Entry,
+    Format,
+    Kaldi,
+    format_score,
+    open_format,
+    read_lists,
+    read_references,
+)
+from zipflm.language.weights import (
+    check_names,
+    complete_weights,
+    format_weights,
+    import_levenshtein,
+    tune,
+)
 from zipflm.messages import unquoted
 
-_HYPOTHESES_PER_GROUP = 1_024
-"""Minimum number of hypotheses to score at a time, except in the last group."""
+_TEXTS_PER_GROUP = 1_024
+"""Number of texts to score at a time."""
 
+Lists = Sequence[Sequence[Entry]]
 Scorer = Callable[[Sequence[str]], Sequence[float]]
 """Computes ln p of each text, including the `</s>` at its end. Texts can be empty."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RescoreOptions:
-    """Options of `zipflm rescore`."""
-
-    format: str | None = None
-    weights: Mapping[str, float]
-    """Weights set by the user, by score name."""
-    reference: str | None = None
-    """File of reference transcripts, for tuning."""
-    tune: Sequence[str] = ()
-    """Names of the weights to tune; by default the model's score and the number of words, unless
-    they are in `weights`."""
-    scores: Mapping[str, str]
-    """For Kaldi: files with a score per hypothesis, by score name."""
-    costs: Mapping[str, str]
-    """For Kaldi: files with a cost (negated score) per hypothesis, by score name."""
-    encoding: str
-    name: str
-    """Name of the model's score."""
-    out: str | None = None
-    """Output file; stdout by default."""
-    scores_out: str | None = None
-    """For Kaldi: output file with the lines `hypothesis lm total`."""
-    one_best: bool = False
-    """Write only the best hypothesis of every utterance."""
-
-
 def rescore_file(
     file: str,
-    options: RescoreOptions,
     load_scorer: Callable[[], Scorer],
     *,
     say: Callable[[str], None],
+    format: str | None = None,
+    weights: Mapping[str, float],
+    reference: str | None = None,
+    tuned: Sequence[str] = (),
+    scores: Mapping[str, str] | None = None,
+    costs: Mapping[str, str] | None = None,
+    name: str = "lm",
+    out: str | None = None,
+    scores_out: str | None = None,
+    one_best: bool = False,
 ) -> None:
     """Add a model's score to n-best lists and sort them.
 
-    Options are checked before `load_scorer` loads the model. With references, the lists are read
-    and checked before that as well; otherwise they are read while they are scored. `say` is called
-    with messages.
+    All input is read and checked before `load_scorer` loads the model. `say` is called with
+    messages. `weights` are those set by the user. With a file of reference transcripts, the weights
+    `tuned` are tuned; by default those of the model's score and the number of words, unless they
+    are in `weights`. For Kaldi, `scores` and `costs` map score names to files, and `scores_out` is
+    an output file with the lines `hypothesis lm total`. `name` is the name of the model's score.
     """
-    nbest = NBest(
-        file, options.format, scores=options.scores, costs=options.costs, encoding=options.encoding
-    )
-    _check_files(nbest, options)
-    check_name(options.name)
-    if options.reference is None:
-        weights, utterances = open_lists(nbest, options.weights, options.name)
-        scorer = load_scorer()
-        say(f"{_describe_scores(weights, options)}; weights {format_weights(weights)}")
-        utterances = add_scores(utterances, scorer, options.name, nbest.num_lines())
-        write_lists(nbest, utterances, weights, options)
-        return
-    names = options.tune or [n for n in (options.name, WORDS) if n not in options.weights]
-    check_names(names, options.weights)
-    import_levenshtein()  # fail before the model is loaded
-    references = read_references(options.reference, nbest.format_name, nbest.encoding)
-    # Start from 1, not 0, so that `open_lists` requires every entry to have these scores.
-    start = {**options.weights, **dict.fromkeys(names, 1.0)}
-    weights, utterances = open_lists(nbest, start, options.name)
-    lists = list(utterances)
-    _check_references(options.reference, references, lists)
+    if tuned and reference is None:
+        raise ValueError("--tune: needs --reference with the transcripts")
+    check_destination("--out", out)
+    check_destination("--scores-out", scores_out)
+    chosen_format = open_format(file, format, scores, costs)
+    if scores_out is not None and not isinstance(chosen_format, Kaldi):
+        raise ValueError("--scores-out: only for --format kaldi; leave it out")
+    lists: Lists = read_lists(file, chosen_format)
+    references: dict[str, list[str]] = {}
+    names: Sequence[str] = ()
+    if reference is not None:
+        names = tuned or [each for each in (name, WORDS) if each not in weights]
+        check_names(names, weights)
+        import_levenshtein()  # fail before the model is loaded
+        references = read_references(reference, chosen_format)
+        _check_references(reference, references, lists)
+    # Weights to tune start from 1, not 0, so that every entry must have these scores.
+    start = {**weights, **dict.fromkeys(names, 1.0)}
+    used: Mapping[str, float] = complete_weights(start, lists[0][0].scores, name)
+    _check_scores(file, lists, used, name)
     scorer = load_scorer()
-    say(_describe_scores(weights, options))
-    lists = list(add_scores(lists, scorer, options.name, sum(map(len, lists))))
-    tuning = tune(lists, references, weights, names, lm=options.name, given=options.weights)
-    say(tuning.as_text())
-    write_lists(nbest, lists, tuning.weights, options)
+    listed = ", ".join(each for each in used if each not in (name, WORDS)) or "none"
+    ending = "" if names else f"; weights {format_weights(used)}"
+    say(f"scores in the list: {listed}{ending}")
+    lists = add_scores(lists, scorer, name)
+    if names:
+        tuning = tune(lists, references, used, names, lm=name, given=weights)
+        say(tuning.as_text())
+        used = tuning.weights
+    _write_lists(chosen_format, lists, used, name, out, scores_out, one_best=one_best)
 
 
 def model_scorer(
@@ -112,22 +114,8 @@ def model_scorer(
     return log_probs
 
 
-def _check_files(nbest: NBest, options: RescoreOptions) -> None:
-    inputs = [nbest.name, options.reference, *options.scores.values(), *options.costs.values()]
-    if inputs.count("-") > 1:
-        raise ValueError("-: standard input can only be used once; use files for the others")
-    if options.tune and options.reference is None:
-        raise ValueError("--tune: needs --reference with the transcripts")
-    if options.scores_out is not None and nbest.format_name != "kaldi":
-        raise ValueError("--scores-out: only for --format kaldi; leave it out")
-    check_destination("--out", options.out, inputs)
-    check_destination("--scores-out", options.scores_out, inputs)
-
-
-def _check_references(
-    name: str, references: Mapping[str, list[str]], utterances: Iterable[list[Entry]]
-) -> None:
-    for entries in utterances:
+def _check_references(name: str, references: Mapping[str, list[str]], lists: Lists) -> None:
+    for entries in lists:
         if entries[0].utterance not in references:
             raise ValueError(
                 f"--reference {name}: no reference for utterance "
@@ -136,77 +124,38 @@ def _check_references(
             )
 
 
-def _describe_scores(weights: Mapping[str, float], options: RescoreOptions) -> str:
-    names = [name for name in weights if name not in (options.name, WORDS)]
-    return f"scores in the list: {', '.join(names) or 'none'}"
-
-
-def open_lists(
-    nbest: NBest, given: Mapping[str, float], lm: str = "lm"
-) -> tuple[dict[str, float], Iterator[list[Entry]]]:
-    """Return the weights of all scores, and an iterator over the utterances.
-
-    The iterator raises ValueError with the line number if an entry lacks a score whose weight is
-    not 0.
-    """
-    rest = nbest.utterances()
-    first = next(rest)
-    weights = complete_weights(given, first[0].scores, lm)
+def _check_scores(file: str, lists: Lists, weights: Mapping[str, float], lm: str) -> None:
     needed = [name for name, weight in weights.items() if weight and name not in (lm, WORDS)]
-    return weights, (_check_scores(nbest, entries, needed) for entries in chain([first], rest))
+    for entries in lists:
+        for entry in entries:
+            for name in needed:
+                if name not in entry.scores:
+                    raise ValueError(
+                        f"{shown(file)}: line {entry.line}: has no score {unquoted(name)}; add it, "
+                        "or set its weight to 0"
+                    )
 
 
-def _check_scores(nbest: NBest, entries: list[Entry], needed: Sequence[str]) -> list[Entry]:
-    for entry in entries:
-        for name in needed:
-            if name not in entry.scores:
-                raise ValueError(
-                    f"{shown(nbest.name)}: line {entry.line}: has no score {unquoted(name)}; add "
-                    "it, or set its weight to 0"
-                )
-    return entries
-
-
-def add_scores(
-    utterances: Iterable[list[Entry]], scorer: Scorer, lm: str, total: int | None = None
-) -> Iterator[list[Entry]]:
-    """Add the model's score `lm` and the number of words to the scores of every entry.
-
-    `total` is the number of hypotheses, for the progress bar.
-    """
-    for group in _groups(utterances):
-        # Score each text once: some hypotheses differ only in alignments or times.
-        texts = list(dict.fromkeys(_text(entry) for entries in group for entry in entries))
-        log_probs = dict(zip(texts, scorer(texts), strict=True))
-        for entries in group:
-            yield [
-                replace(
-                    entry,
-                    scores={
-                        **entry.scores,
-                        lm: log_probs[_text(entry)],
-                        WORDS: float(len(entry.words)),
-                    },
-                )
-                for entry in entries
-            ]
+def add_scores(lists: Lists, scorer: Scorer, lm: str) -> Lists:
+    """Add the model's score `lm` and the number of words to the scores of every entry."""
+    # Score each text once: some hypotheses differ only in alignments or times.
+    texts = list(dict.fromkeys(_text(entry) for entries in lists for entry in entries))
+    log_probs: dict[str, float] = {}
+    for first in range(0, len(texts), _TEXTS_PER_GROUP):
+        group = texts[first : first + _TEXTS_PER_GROUP]
+        log_probs |= zip(group, scorer(group), strict=True)
         with progress_label("rescoring"):
-            report_progress(sum(map(len, group)), total)
+            report_progress(len(group), len(texts))
+
+    def scored(entry: Entry) -> Entry:
+        new = {lm: log_probs[_text(entry)], WORDS: float(len(entry.words))}
+        return replace(entry, scores={**entry.scores, **new})
+
+    return [[*map(scored, entries)] for entries in lists]
 
 
 def _text(entry: Entry) -> str:
     return " ".join(entry.words)
-
-
-def _groups(utterances: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
-    group: list[list[Entry]] = []
-    for entries in utterances:
-        group.append(entries)
-        if sum(map(len, group)) >= _HYPOTHESES_PER_GROUP:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def rank_hypotheses(
@@ -221,29 +170,30 @@ def rank_hypotheses(
     return sorted(totals, key=lambda pair: -pair[1])
 
 
-def write_lists(
-    nbest: NBest,
-    utterances: Iterable[Sequence[Entry]],
+def _write_lists(
+    format: Format,
+    lists: Lists,
     weights: Mapping[str, float],
-    options: RescoreOptions,
+    lm: str,
+    out: str | None,
+    scores_out: str | None,
+    *,
+    one_best: bool,
 ) -> None:
     """Write the hypotheses of each utterance, best first, or only the best one."""
-    format, lm = nbest.format, options.name
     with ExitStack() as files:
-        out = files.enter_context(destination(options.out))
-        scores_out = None
-        if options.scores_out is not None:
-            scores_out = files.enter_context(destination(options.scores_out))
-        if not options.one_best and (header := format.format_header((lm, TOTAL))):
-            out.write(f"{header}\n")
-        for utterance in utterances:
-            order = rank_hypotheses(utterance, weights)
-            if options.one_best:
-                out.write(f"{format.format_best(order[0][0])}\n")
+        file = files.enter_context(destination(out))
+        scores_file = None if scores_out is None else files.enter_context(destination(scores_out))
+        if not one_best and (header := format.format_header((lm, TOTAL))):
+            file.write(f"{header}\n")
+        for entries in lists:
+            order = rank_hypotheses(entries, weights)
+            if one_best:
+                file.write(f"{format.format_best(order[0][0])}\n")
             for entry, total in order:
                 new = {lm: entry.scores[lm], TOTAL: total}
-                if not options.one_best:
-                    out.write(f"{format.format_line(entry, new)}\n")
-                if scores_out is not None:
+                if not one_best:
+                    file.write(f"{format.format_line(entry, new)}\n")
+                if scores_file is not None:
                     numbers = " ".join(map(format_score, new.values()))
-                    scores_out.write(f"{entry.source} {numbers}\n")
+                    scores_file.write(f"{entry.source} {numbers}\n")

@@ -6,6 +6,7 @@ With `--lines running`, the lines of a file are scored as one text, split into b
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,11 @@ from zipflm.language.engine import ScoredDocument, scored_documents, scored_line
 from zipflm.language.files import decode_line
 from zipflm.language.model import TrainedModel
 from zipflm.language.next_words import LikelyWord, most_likely_words_at, require_k
-from zipflm.language.score_table import RowFormat, header_line, rounded, row_line
+from zipflm.language.score_table import header_line, rounded, row_line
 from zipflm.language.text import EncodedText, Ids, WordStatistics, nll_per_word, scored_words
 from zipflm.units import NATS, perplexity
 
 Per = Literal["word", "line", "document", "total"]
-Format = Literal["tsv", "jsonl", "surprisal"]
 Lines = Literal["independent", "running"]
 Errors = Literal["strict", "replace"]
 
@@ -38,7 +38,8 @@ class ScoreOptions(Checked):
     """Options of `zipflm score`."""
 
     per: Per = "word"
-    format: Format = "tsv"
+    json: bool = False
+    """Format rows as JSON instead of tab-separated columns."""
     bits: bool = False
     """Write -log2 p instead of ln p."""
     log10: bool = False
@@ -57,18 +58,13 @@ class ScoreOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.log10 and (self.bits or self.format == "surprisal"):
-            other = "--bits" if self.bits else "--format surprisal"
-            raise ValueError(f"--log10: cannot be combined with {other}; use one of them")
-        if self.format == "surprisal" and self.per != "word":
-            raise ValueError(f"--format surprisal: needs --per word, not {self.per}")
+        if self.log10 and self.bits:
+            raise ValueError("--log10: cannot be combined with --bits; use one of them")
         check_encoding(self.encoding)
         if self.top < 0:
             raise ValueError(f"--top {self.top}: must be 0 (none) or more")
-        if self.top and (self.per != "word" or self.format == "surprisal"):
-            raise ValueError("--top: needs --per word, and --format tsv or --json")
-        if self.top and self.lines == "running":
-            raise ValueError("--top: cannot be combined with --lines running; leave out one")
+        if self.top and (self.per != "word" or self.lines == "running"):
+            raise ValueError("--top: needs --per word and --lines independent")
 
     @property
     def score(self) -> str:
@@ -147,7 +143,7 @@ def _encoded(
     def text(line: bytes) -> str:
         if options.errors == "replace":
             return line.decode("utf-8", "replace").replace("\0", "\ufffd")
-        return decode_line(name, next(number), line, ", or use --errors replace")
+        return decode_line(name, next(number), line, ", or use --encoding or --errors replace")
 
     def encoded(lines: list[bytes], consumed: int) -> Iterator[EncodedText]:
         for line in lines:
@@ -186,27 +182,26 @@ class ScoreTable:
     ) -> None:
         """`has_file_column` adds a column with the file name to rows of words and lines."""
         self._options, self._statistics = options, statistics
-        self._has_file_column = has_file_column and options.format != "surprisal"
         self._totals = _Totals()
         """Since the last row of sums."""
-        self._format: RowFormat = "jsonl" if options.format == "jsonl" else "tsv"
-
-    def header(self, protocol: Mapping[str, str | int]) -> str:
-        if self._options.format == "surprisal":
-            return "\t".join(["sentence", "position", "word", "surprisal"])
-        score = self._options.score
-        sums = ["words", "unknown", score, "perplexity"]
-        columns = {
-            "word": ["line", "position", "word", score, "band", "count", "unknown"],
+        sums = ["words", "unknown", options.score, "perplexity"]
+        self._columns = {
+            "word": ["line", "position", "word", options.score, "band", "count", "unknown"],
             "line": ["line", *sums],
             "document": ["document", "lines", *sums],
             "total": ["lines", *sums],
-        }[self._options.per]
-        if self._options.top:
-            columns.append("top")
-        if self._has_file_column and self._options.per in ("word", "line"):
-            columns.append("file")
-        return header_line(self._format, columns, protocol)
+        }[options.per]
+        if options.top:
+            self._columns.append("top")
+        self._has_file_column = has_file_column and options.per in ("word", "line")
+        if self._has_file_column:
+            self._columns.append("file")
+
+    def header(self, protocol: Mapping[str, str | int]) -> str:
+        if self._options.json:
+            header = {"protocol": protocol, "columns": self._columns}
+            return json.dumps(header, ensure_ascii=False)
+        return header_line(self._columns, protocol)
 
     def line(
         self,
@@ -218,9 +213,10 @@ class ScoreTable:
     ) -> Iterator[str]:
         """Yield the rows of a line. `nll` and `top` (the most likely words) have one item per
         word."""
+        ending = (file,) if self._has_file_column else ()
         if self._options.per == "word":
-            for row in self._words(number, text, nll, top):
-                yield self._row(row, file)
+            for values in self._words(text, nll, top):
+                yield self._row(number, *values, *ending)
             return
         if not self._options.ends:
             nll = nll[text.ids[text.starts] != END]
@@ -229,51 +225,44 @@ class ScoreTable:
         self._totals.unknown += int(np.count_nonzero(text.is_unknown))
         self._totals.nll += float(nll.sum())
         if self._options.per == "line":
-            yield self._row({"line": number} | self._sums(), file)
+            yield self._row(number, *self._sums(), *ending)
 
     def end_of_document(self, file: str) -> Iterator[str]:
         if self._options.per == "document":
-            yield self._row({"document": file, "lines": self._totals.lines} | self._sums())
+            yield self._row(file, self._totals.lines, *self._sums())
 
     def end(self) -> Iterator[str]:
         if self._options.per == "total":
-            yield self._row({"lines": self._totals.lines} | self._sums())
+            yield self._row(self._totals.lines, *self._sums())
 
     def _words(
         self,
-        number: int,
         text: EncodedText,
         nll: NDArray[np.float64],
         top: Sequence[Sequence[LikelyWord]] | None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[list[Any]]:
         for index, word in enumerate(scored_words(text, nll, self._statistics)):
             if word.is_end and not self._options.ends:
                 continue
-            row: dict[str, Any] = {"line": number, "position": index + 1, "word": word.word}
-            if self._options.format == "surprisal":
-                yield row | {"surprisal": word.surprisal}
-                continue
-            row[self._options.score] = self._in_unit(word.logprob)
-            row |= {"band": word.band, "count": word.count, "unknown": word.is_unknown}
+            score = self._in_unit(word.logprob)
+            values = [index + 1, word.word, score, word.band, word.count, word.is_unknown]
             if top is not None:
-                row["top"] = [(word, self._in_unit(logprob)) for word, logprob in top[index]]
-            yield row
+                values.append([(word, self._in_unit(logprob)) for word, logprob in top[index]])
+            yield values
 
-    def _sums(self) -> dict[str, Any]:
+    def _sums(self) -> list[Any]:
         """Return the sums since the previous call."""
         totals, self._totals = self._totals, _Totals()
         per_word = perplexity(totals.nll / totals.words) if totals.words else math.inf
-        return {
-            "words": totals.words,
-            "unknown": totals.unknown,
-            self._options.score: self._in_unit(-totals.nll),
-            # None if there are no words or the value overflows.
-            "perplexity": per_word if per_word < math.inf else None,
-        }
+        # None if there are no words or the value overflows.
+        last = per_word if per_word < math.inf else None
+        return [totals.words, totals.unknown, self._in_unit(-totals.nll), last]
 
     def _in_unit(self, logprob: float) -> float:
         return rounded(logprob / NATS[self._options.score])
 
-    def _row(self, row: Mapping[str, Any], file: str | None = None) -> str:
-        named = {"file": file} if self._has_file_column and file is not None else {}
-        return row_line(self._format, {**row, **named})
+    def _row(self, *values: Any) -> str:
+        if self._options.json:
+            row = dict(zip(self._columns, values, strict=True))
+            return json.dumps(row, ensure_ascii=False, allow_nan=False)
+        return row_line(values)
