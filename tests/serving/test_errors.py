@@ -152,7 +152,6 @@ def test_unknown_paths_and_methods(service):
     ):
         assert answer.status_code == status and answer.json()["error"]["message"]
         assert answer.headers.get("allow") == ("POST" if status == 405 else None)
-        assert answer.headers["x-request-id"]
 
 
 def test_rejects_chat_completions(service):
@@ -191,7 +190,6 @@ def test_unexpected_failure_returns_500(models, monkeypatch):
             answer = service.post("/score", text="ba")
         assert answer.status_code == 500 and "secret" not in answer.text
         assert answer.json()["error"]["type"] == "server_error"
-        assert answer.headers["x-request-id"]
         assert service.score("ba")["texts"]
 
 
