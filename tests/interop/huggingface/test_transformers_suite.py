@@ -93,6 +93,7 @@ class Small:
 
 class ModelTests(ModelTesterMixin, GenerationTesterMixin):
     test_resize_embeddings = False  # not supported: new words have no rank
+    has_attentions = False  # not returned
 
     def setUp(self):
         label = self.preset.split("/")[1]
