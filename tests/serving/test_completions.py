@@ -181,6 +181,13 @@ def test_top_p_zero_is_greedy(client):
     assert greedy.choices[0].text == empty.choices[0].text
 
 
+def test_fingerprints(client, models):
+    prints = {name: client.completions.create(model=name, prompt="ba") for name in models}
+    assert prints["words"].system_fingerprint != prints["pieces"].system_fingerprint
+    (part, *_) = client.completions.create(model="words", prompt="ba", stream=True)
+    assert part.system_fingerprint == prints["words"].system_fingerprint
+
+
 @pytest.mark.parametrize("name", ["words", "pieces"])
 @pytest.mark.parametrize("as_ids", [False, True], ids=["text", "ids"])
 def test_text_offsets(client, models, name, as_ids):

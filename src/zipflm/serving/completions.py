@@ -137,6 +137,7 @@ class Completion:
             object="text_completion",
             created=self._created,
             model=self.model.name,
+            system_fingerprint=self.model.fingerprint,
             choices=choices,
         )
         if usage or self._request.stream_options.include_usage:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from zipflm import __version__
 from zipflm.data.bpe import Codes
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import SPECIALS
@@ -34,6 +37,14 @@ class ServedModel:
     @property
     def engine(self) -> Engine:
         return self.lm.engine
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the checkpoint, the software and the kind of device. As long as it stays the
+        same, the same request with the same seed should give the same text."""
+        versions = [__version__, torch.__version__, self.engine.device.type]
+        text = self.entry.model_dump_json() + " ".join(versions)
+        return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def load_models(

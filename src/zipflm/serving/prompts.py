@@ -17,7 +17,7 @@ from zipflm.language.detokenizer import Detokenizer, last_line
 from zipflm.language.text import EncodedText, Ids, TextReader
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
-from zipflm.serving.schemas import bad_request
+from zipflm.serving.schemas import APIError, bad_request
 from zipflm.serving.worker import Limits
 
 _START = SPECIALS[END]
@@ -48,7 +48,12 @@ class Prompt:
         return Detokenizer(reader, self.words, self.is_tight)
 
 
-def encode(model: ServedModel, param: str, text: str, ends: bool = False) -> EncodedText:
+def encode(
+    model: ServedModel, param: str, text: str, limits: Limits | None, ends: bool = False
+) -> EncodedText:
+    """Encode a text. `limits=None` allows any length."""
+    if limits is not None and len(text) > limits.max_characters:  # much faster than tokenizing
+        raise _too_long(param, f"{len(text)} characters", limits.max_characters)
     if not text:
         raise bad_request(param, f"{param}: empty; give at least one word", "empty")
     try:
@@ -59,15 +64,17 @@ def encode(model: ServedModel, param: str, text: str, ends: bool = False) -> Enc
 
 def require_length(param: str, num_tokens: int, limits: Limits) -> None:
     if num_tokens > limits.max_text_tokens:
-        limit = f"the maximum is {limits.max_text_tokens} (--max-text-tokens)"
-        raise bad_request(
-            param, f"{param}: {num_tokens} tokens; {limit}", "context_length_exceeded"
-        )
+        raise _too_long(param, f"{num_tokens} tokens", limits.max_text_tokens)
+
+
+def _too_long(param: str, size: str, limit: int) -> APIError:
+    message = f"{param}: {size}; the maximum is {limit} (--max-text-tokens)"
+    return bad_request(param, message, "context_length_exceeded")
 
 
 def read_prompt(model: ServedModel, value: str | list[int], limits: Limits) -> Prompt:
     if isinstance(value, str):
-        prompt = _prompt_from_text(model, value)
+        prompt = _prompt_from_text(model, value, limits)
     else:
         require_ids("prompt", value, model, limits)
         prompt = _prompt_from_ids(model.reader, value)
@@ -89,7 +96,7 @@ def require_ids(param: str, ids: Sequence[int], model: ServedModel, limits: Limi
 
 def tokenize(model: ServedModel, text: str) -> list[int]:
     """Return the ids of a text of any length."""
-    tokens = _prompt_from_text(model, text).tokens
+    tokens = _prompt_from_text(model, text, None).tokens
     ids: list[int] = np.where(tokens < len(model.reader.vocabulary), tokens, UNKNOWN).tolist()
     return ids
 
@@ -100,13 +107,13 @@ def detokenize(reader: TextReader, ids: list[int]) -> str:
     return f"{_START} {prompt.text}".rstrip(" ") if prompt.has_start else prompt.text
 
 
-def _prompt_from_text(model: ServedModel, text: str) -> Prompt:
+def _prompt_from_text(model: ServedModel, text: str, limits: Limits | None) -> Prompt:
     start = _start_length(text)
     tokens: Ids = np.zeros(0, dtype=np.int64)
     offsets: list[int] = []
     words: Sequence[str] = []
     if text[start:]:
-        encoded = encode(model, "prompt", text[start:])
+        encoded = encode(model, "prompt", text[start:], limits)
         tokens, words = encoded.ids, last_line(encoded)
         offsets = [start + offset for offset in _offsets(model.reader, encoded)]
     if start:

@@ -232,6 +232,7 @@ class CompletionResponse(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
 
@@ -257,7 +258,7 @@ _TYPES = {
     503: "server_error",
 }
 # Codes for errors raised by FastAPI and Starlette.
-_CODES = {400: "invalid_json", 404: "no_such_path", 405: "no_such_path"}
+_CODES = {400: "invalid_json", 401: "invalid_api_key", 404: "no_such_path", 405: "no_such_path"}
 
 
 class APIError(HTTPException):

@@ -37,9 +37,9 @@ class Scoring:
     def __init__(self, request: ScoreRequest, model: ServedModel, limits: Limits) -> None:
         self._request, self.model = request, model
         self._is_word_model = model.engine.unit == "word"
-        before = encode(model, "prefix", request.prefix) if request.prefix else None
+        before = encode(model, "prefix", request.prefix, limits) if request.prefix else None
         self._prefix = np.zeros(0, dtype=np.int64) if before is None else before.ids
-        self.texts = [encode(model, "text", text, ends=True) for text in request.text]
+        self.texts = [encode(model, "text", text, limits, ends=True) for text in request.text]
         for text in self.texts:
             require_length("text", len(self._prefix) + len(text.ids), limits)
         self._top = min(request.top, model.engine.model.output.edges[-1])

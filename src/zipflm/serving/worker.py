@@ -41,6 +41,11 @@ class Limits:
     scored."""
 
     @property
+    def max_characters(self) -> int:
+        """Maximum length of a text, checked before it is tokenized."""
+        return 1_000 + 16 * self.max_text_tokens
+
+    @property
     def max_body(self) -> int:
         """Maximum size of a request body in bytes."""
         return 65_536 + 64 * self.max_text_tokens
