@@ -30,6 +30,7 @@ def test_standard_field_names():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"hidden_size": 65}, "hidden_size=65: the field zipflm implies 64"),
         ({"zipflm": {"vocab_size": 3}}, "zipflm.*missing"),
         ({"zipflm": to_dict(preset("tiny", "SM")) | {"layers": 3}}, "unknown key zipflm.layers"),
     ],

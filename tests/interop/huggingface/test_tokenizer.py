@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from zipflm.config import Splitting
@@ -122,6 +123,16 @@ def test_decode_joins_pieces_and_adds_a_leading_space():
     for bad in (-100, 10_000):
         with pytest.raises(ValueError, match=f"id {bad}: outside the vocabulary"):
             tokenizer.decode([2, bad])
+
+
+@pytest.mark.parametrize("unit", ["word", "bpe"])
+def test_streams_decode_like_the_tokenizer(unit):
+    """transformers serve decodes with the Rust tokenizer."""
+    tokenizer = TOKENIZERS[Splitting("words", False), unit]
+    ids = tokenizer("The cat's on the mat, it was not", add_special_tokens=False).input_ids
+    stream = DecodeStream(skip_special_tokens=False)
+    streamed = "".join(stream.step(tokenizer._tokenizer, id) or "" for id in ids)
+    assert streamed.strip() == tokenizer.decode(ids).strip()
 
 
 @pytest.mark.parametrize("unit", ["word", "bpe"])

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from zipflm.config import Config
 from zipflm.data.vocabulary import END, PAD
+from zipflm.messages import quoted
 from zipflm.presets import preset
 from zipflm.settings import from_dict, to_dict
 
@@ -45,8 +46,12 @@ class ZipfConfig(PretrainedConfig):
         self.updates: int = updates
         self.return_logits = return_logits
         for name, value in _derived(native).items():
-            kwargs.pop(name, None)  # derived when the config was saved
-            setattr(self, name, value)
+            if kwargs.setdefault(name, value) != value:
+                raise ValueError(
+                    f"{name}={quoted(kwargs[name])}: the field zipflm implies {quoted(value)}; "
+                    f"leave {name} out (sizes are set in that field)"
+                )
+            setattr(self, name, kwargs.pop(name))
         # Tied weights are already the same tensor.
         kwargs["tie_word_embeddings"] = False
         super().__init__(**kwargs)

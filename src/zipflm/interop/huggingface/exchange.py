@@ -28,6 +28,7 @@ from zipflm.runs.checkpoint import Checkpoint, Contents, checkpoint_path
 from zipflm.runs.folder import Choice, RunFolder, write_imported
 from zipflm.runs.load import LoadedRun, load_run, model_with
 from zipflm.runs.records import ImportedState, SavedState, Versions
+from zipflm.settings import load_object
 from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, require_unchanged, seal
 
 _CONFIG = "config.json"
@@ -165,8 +166,8 @@ def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder; use one from `zipflm export`")
     _verify_checksums(folder)
+    _require_zipflm_model(folder)
     try:
-        _require_zipflm_model(folder)
         with _quietly():
             tokenizer = ZipfTokenizer.from_pretrained(folder)
             # ZipfForCausalLM raises an error for weights of the wrong shape.
@@ -234,9 +235,12 @@ def _require_zipflm_model(folder: Path) -> None:
     for name in (_CONFIG, VOCABULARY_FILE):
         if not (folder / name).is_file():
             raise ValueError(
-                f"{name}: missing; use a folder from `zipflm export`, or save both model "
+                f"{folder / name}: missing; use a folder from `zipflm export`, or save both model "
                 "and tokenizer with save_pretrained"
             )
-    model_type = ZipfConfig.get_config_dict(folder)[0].get("model_type")
+    try:
+        model_type = load_object((folder / _CONFIG).read_bytes()).get("model_type")
+    except ValueError as error:
+        raise ValueError(f"{folder / _CONFIG}: {error}") from None
     if model_type != ZipfConfig.model_type:
-        raise ValueError(f"model_type={quoted(model_type)}: not a zipflm model")
+        raise ValueError(f"{folder}: model_type={quoted(model_type)}: not a zipflm model")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, Tokenizer
+from tokenizers.decoders import Decoder
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
@@ -114,34 +115,6 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         """Words, or pieces of words, by id."""
         return self.text_encoder.vocabulary
 
-    def convert_tokens_to_string(self, tokens: list[str], *, is_continuation: bool = False) -> str:
-        """Return readable text. Set `is_continuation` if other words precede it."""
-        parts: list[str] = []
-        joiner = self.text_encoder.splitter.joiner()
-        if is_continuation:
-            joiner.add("word")  # any word
-        for word in self._join_pieces(tokens):
-            if word == SPECIALS[END]:
-                joiner = self.text_encoder.splitter.joiner()
-                parts.append("\n")
-            else:
-                parts.append(joiner.add(word))
-        return "".join(parts)
-
-    def _join_pieces(self, tokens: list[str]) -> Iterator[str]:
-        """Yield words. If the last piece is missing, the last word is incomplete."""
-        if self.unit == "word":
-            yield from tokens
-            return
-        pieces: list[str] = []
-        for token in tokens:
-            pieces.append(token)
-            if not token.endswith(CONTINUES):
-                yield join(pieces)
-                pieces = []
-        if pieces:
-            yield join(pieces).removesuffix(CONTINUES)
-
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **_: Any
     ) -> str:
@@ -159,7 +132,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
             ids = text_ids[:-1] if text_ids[-1:] == [END] else text_ids
             ids = ids if is_continuation else ids[1:]
         names = [self.vocabulary.words[id] for id in ids]
-        return self.convert_tokens_to_string(names, is_continuation=is_continuation)
+        return "".join(self._detokenizer.parts(names, is_continuation=is_continuation))
 
     def _save_pretrained(
         self,
@@ -214,6 +187,11 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
 
     def _attach(self) -> None:
         self._tokenizer.pre_tokenizer = PreTokenizer.custom(_PreTokenizer(self.text_encoder))
+        self._tokenizer.decoder = Decoder.custom(self._detokenizer)
+
+    @property
+    def _detokenizer(self) -> _Detokenizer:
+        return _Detokenizer(self.text_encoder, self.unit)
 
 
 class _PreTokenizer:
@@ -267,6 +245,45 @@ def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
     part = text[start:end]
     assert part is not None
     return part
+
+
+class _Detokenizer:
+    """Joins vocabulary entries into readable text."""
+
+    def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
+        self._splitter, self._unit = encoder.splitter, unit
+
+    def decode_chain(self, names: list[str]) -> list[str]:
+        """Return the parts of a text. Called by the library."""
+        return self.parts(names)
+
+    def parts(self, names: list[str], *, is_continuation: bool = False) -> list[str]:
+        """Return the parts of a text. Set `is_continuation` if other words precede it."""
+        parts: list[str] = []
+        joiner = self._splitter.joiner()
+        if is_continuation:
+            joiner.add("word")  # any word
+        for word in self._join_pieces(names):
+            if word == SPECIALS[END]:
+                joiner = self._splitter.joiner()
+                parts.append("\n")
+            else:
+                parts.append(joiner.add(word))
+        return parts
+
+    def _join_pieces(self, names: list[str]) -> Iterator[str]:
+        """Yield words. If the last piece is missing, the last word is incomplete."""
+        if self._unit == "word":
+            yield from names
+            return
+        pieces: list[str] = []
+        for name in names:
+            pieces.append(name)
+            if not name.endswith(CONTINUES):
+                yield join(pieces)
+                pieces = []
+        if pieces:
+            yield join(pieces).removesuffix(CONTINUES)
 
 
 def _replace_text(part: NormalizedString, name: str) -> NormalizedString:
