@@ -121,7 +121,9 @@ def test_gradient_accumulation_matches_whole_batch(model, words):
 def test_padding_changes_nothing(model, words, side, use_cache):
     expected = model(words).logits
     more, mask = padded(words, 4, side)
-    output = model(more, attention_mask=mask, use_cache=use_cache)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)  # as generate() computes them
+    options = {"attention_mask": mask, "position_ids": positions}
+    output = model(more, use_cache=use_cache, **options)
     own = output.logits[:, 4:] if side == "left" else output.logits[:, :-4]
     torch.testing.assert_close(own, expected, atol=2e-5, rtol=0)
     torch.testing.assert_close(output.logits[:, -1], expected[:, -1], atol=2e-5, rtol=0)
@@ -208,6 +210,10 @@ def test_new_model_matches_native_initialization():
         ({"input_ids": torch.tensor([[2.0]])}, "word ids are integers"),
         ({"input_ids": torch.tensor([[2]]), "labels": torch.ones(1, 2)}, "labels.shape"),
         (
+            {"input_ids": torch.tensor([[2, 5]]), "position_ids": torch.tensor([[0, 0]])},
+            "position_ids: positions follow",
+        ),
+        (
             {"input_ids": torch.tensor([[2, 5]]), "attention_mask": torch.ones(1, 3)},
             r"attention_mask.shape=\(1, 3\).*\(1, 2\)",
         ),
@@ -220,9 +226,8 @@ def test_rejects_invalid_input(word_data, arguments, message):
 
 
 def test_rejects_misspelled_arguments(model, words):
-    for name in ("lables", "position_ids"):
-        with pytest.raises(TypeError, match=name):
-            model(words, **{name: words})
+    with pytest.raises(TypeError, match="lables"):
+        model(words, lables=words)
     with pytest.raises(ValueError, match="tempreature"):
         model.generate(words, tempreature=0.5)
 
@@ -242,13 +247,23 @@ def test_shift_labels(model, words):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
-def test_output_hidden_states(model, words, side):
+def test_output_attentions(model, words, side):
     more, mask = padded(words, 2, side)
-    output = model(more, attention_mask=mask, output_hidden_states=True)
+    expected = model(more, attention_mask=mask)
+    output = model(more, attention_mask=mask, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(output.logits, expected.logits, atol=2e-5, rtol=0)
+    assert [weights.shape for weights in output.attentions] == [(3, 4, 11, 11)] * 2
+    for weights in output.attentions:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 11))
+        assert not weights.triu(1).any()
+        is_word = mask.bool()
+        assert not weights[0, 0][is_word[0]][:, ~is_word[0]].any()
     assert len(output.hidden_states) == 3
     logits = model.model.output.log_probs(output.hidden_states[-1])
     torch.testing.assert_close(logits[mask.bool()], output.logits[mask.bool()])
-    assert model(more, attention_mask=mask).hidden_states is None
+    assert expected.attentions is None and expected.hidden_states is None
+    model.set_attn_implementation("eager")
+    assert model(more, attention_mask=mask).logits.equal(output.logits)
 
 
 def test_inputs_embeds(model, words):

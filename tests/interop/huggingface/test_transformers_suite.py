@@ -93,7 +93,6 @@ class Small:
 
 class ModelTests(ModelTesterMixin, GenerationTesterMixin):
     test_resize_embeddings = False  # not supported: new words have no rank
-    has_attentions = False  # not returned
 
     def setUp(self):
         label = self.preset.split("/")[1]

@@ -1,4 +1,4 @@
-"""Attention masks and key-value caches for `transformers`.
+"""Attention masks, key-value caches and attention weights for `transformers`.
 
 Padding is masked, and positions are counted without it, so results do not depend on padding.
 
@@ -7,10 +7,13 @@ Shapes: B rows, T new tokens, S tokens including cached ones, H heads, K head wi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 
 class View:
@@ -62,6 +65,23 @@ class View:
         # Padding attends to itself: a row of attention without any position would be NaN.
         return (causal_TS & self._mask_BS[:, None, None]) | causal_TS.triu(self._start)
 
+    def require_positions(self, positions_BT: Tensor) -> None:
+        """Raise ValueError unless these are the positions of the new tokens, ignoring padding."""
+        expected = self.position
+        if isinstance(expected, int):
+            expected = expected + torch.arange(positions_BT.shape[-1], device=self._device)[None]
+        are_equal = positions_BT == expected
+        if self.mask_BT is not None:
+            are_equal = are_equal | ~self.mask_BT
+        message = (
+            "position_ids: positions follow from attention_mask and past_key_values; leave them "
+            "out, and put each text in its own row"
+        )
+        if torch.compiler.is_compiling():
+            torch._assert_async(are_equal.all(), message)
+        elif not are_equal.all():
+            raise ValueError(message)
+
     def admit(self, hidden_BTD: Tensor) -> None:
         pass
 
@@ -78,6 +98,39 @@ class View:
 
     def advance(self, num_new: int) -> None:
         pass
+
+
+class EagerAttention(TorchFunctionMode):
+    """Context manager that computes attention explicitly and stores its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+        """One [B, H, T, S] per layer."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        is_attention = function is F.scaled_dot_product_attention
+        return (self._attend if is_attention else function)(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query_BHTK: Tensor,
+        key_BHSK: Tensor,
+        value_BHSK: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+    ) -> Tensor:
+        scores_BHTS = query_BHTK @ key_BHSK.transpose(2, 3) / math.sqrt(query_BHTK.shape[3])
+        if is_causal:
+            attn_mask = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            scores_BHTS = scores_BHTS.masked_fill(~attn_mask, -torch.inf)
+        weights_BHTS = scores_BHTS.softmax(-1, torch.float32).to(query_BHTK.dtype)
+        self.weights.append(weights_BHTS)
+        return F.dropout(weights_BHTS, dropout_p) @ value_BHSK
 
 
 def copy_last_to_padding(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:

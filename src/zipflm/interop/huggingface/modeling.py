@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
 
-from zipflm.interop.huggingface.attention import View, copy_last_to_padding
+from zipflm.interop.huggingface.attention import EagerAttention, View, copy_last_to_padding
 from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.messages import quoted, unquoted
 from zipflm.model.inputs import CharacterEmbedding
@@ -73,7 +73,6 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
                 )
         return (model, info) if output_loading_info else model
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -85,9 +84,11 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return log-probabilities of the next tokens as `logits`, or the loss if there are labels.
 
         `attention_mask` is 0 for padding, on either side. `labels` are the input ids, not shifted;
@@ -99,15 +100,15 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         all), or the indices of positions. `hidden_states` are the inputs of every layer and the
         output of the decoder.
         """
+        # Not a parameter: generate() would pass its own, which count padding on the right.
+        position_ids: Tensor | None = kwargs.pop("position_ids", None)
         # Not a parameter: Trainer would expect it in every batch that has labels.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
-        # Other libraries pass None or False for options that they do not use.
-        for name, value in kwargs.items():
-            if value is not None and value is not False:
-                raise TypeError(
-                    f"{type(self).__name__}.forward() got an unexpected keyword argument "
-                    f"{quoted(name)}"
-                )
+        if kwargs:
+            raise TypeError(
+                f"{type(self).__name__}.forward() got an unexpected keyword argument "
+                f"{quoted(next(iter(kwargs)))}"
+            )
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if inputs is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("input_ids, inputs_embeds: pass exactly one of them")
@@ -125,15 +126,22 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         view = View(inputs, cache, attention_mask)
+        if position_ids is not None:
+            view.require_positions(position_ids)
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        is_eager = output_attentions or self.config._attn_implementation == "eager"
+        attention = EagerAttention() if is_eager else None
         states: list[Tensor] | None = [] if output_hidden_states else None
-        embedded_BTD = self.model.input(inputs) if inputs_embeds is None else inputs
-        if self._has_constant_state:
-            hidden_BTD = self._without_padding(embedded_BTD, view, states)
-        else:
-            past = None if view.is_plain else view
-            hidden_BTD, _ = self.model.decoder(embedded_BTD, past, states)
+        with attention or nullcontext():
+            embedded_BTD = self.model.input(inputs) if inputs_embeds is None else inputs
+            if self._has_constant_state:
+                hidden_BTD = self._without_padding(embedded_BTD, view, states)
+            else:
+                past = view if is_eager or not view.is_plain else None
+                hidden_BTD, _ = self.model.decoder(embedded_BTD, past, states)
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self._loss(hidden_BTD, labels, shift_labels, view.mask_BT, num_items_in_batch)
@@ -149,8 +157,11 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
             logits=logits,
             past_key_values=cache,
             hidden_states=None if states is None else (*states, hidden_BTD),
+            attentions=tuple(attention.weights) if attention and output_attentions else None,
         )
-        return CausalLMOutputWithPast(**fields)
+        output = CausalLMOutputWithPast(**fields)
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
 
     @property
     def _has_constant_state(self) -> bool:
