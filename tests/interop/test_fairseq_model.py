@@ -82,8 +82,8 @@ def test_half_precision_weights_become_float32(tmp_path):
         (lambda s: s.update({"decoder.extra": torch.zeros(1)}), "unknown weights: decoder.extra"),
         (lambda s: s.pop("decoder.layers.1.fc1.bias"), 'Missing .*: "decoder.layers.1.ffn_in.bias'),
         (
-            lambda s: s.update({"decoder.layers.2.fc1.bias": torch.ones(24)}),
-            'Unexpected .*: "decoder.layers.2.ffn_in.bias',
+            lambda s: s.update({"decoder.layer_norm.weight": torch.ones(16)}),
+            'Unexpected .*: "decoder.final_norm.weight',
         ),
         (
             lambda s: s.update({"decoder.layers.0.fc2.weight": torch.ones(16, 25)}),

@@ -19,8 +19,9 @@ from zipflm.interop.fairseq_options import latest_options
         {"scale_fc": True, "scale_attn": True, "scale_heads": True, "scale_resids": True},
         {"add_bos_token": True},
         {"decoder_layers_to_keep": "0,2"},
+        {"decoder_moe_experts": 8},
+        {"encoder_layers": 6},
         {"arch": "fconv_lm"},
-        {"arch": "transformer_lm\x1b"},
         {"task": "translation"},
         {"future_target": True},
         {"output_dictionary_size": 100},
@@ -36,7 +37,28 @@ def test_rejects_unsupported_options(path, changes, tmp_path):
     with pytest.raises(ValueError, match="m.pt: unsupported options: ") as error:
         read_model(tmp_path / "m.pt", DICT)
     for name, value in changes.items():
-        assert f"{name}={value!r}" in str(error.value) and str(error.value).isprintable()
+        assert f"{name}={value!r}" in str(error.value)
+
+
+def test_rejects_unknown_model_options_unless_off(tmp_path):
+    whole = contents()
+    whole["cfg"]["model"] |= {"alibi": True, "normformer": {"a": 1}, "arch": "transformer_lm\x1b"}
+    torch.save(whole, tmp_path / "m.pt")
+    with pytest.raises(ValueError, match="unsupported options: alibi=True, normformer=") as error:
+        read_model(tmp_path / "m.pt", DICT)
+    assert "arch=" in str(error.value) and str(error.value).isprintable()
+    whole = contents()
+    whole["cfg"]["model"] |= {"alibi": False, "rope": None, "moe_freq": 0, "plan": "", "x": 0.0}
+    whole["cfg"]["task"] |= {"sampling": "fast"}
+    torch.save(whole, tmp_path / "m.pt")
+    assert read_model(tmp_path / "m.pt", DICT).config == read_model(NEWEST, DICT).config
+
+
+def test_ignores_training_options_in_a_flat_list(tmp_path):
+    model = build("ADP-T")
+    options = options_of(model.config)
+    options |= {"scale_parameter": True, "share_all_embeddings": False, "encoder_layers": None}
+    require_same(model, read_model(save_args(tmp_path / "m.pt", options, state_of(model)), DICT))
 
 
 def test_rejects_post_norm(tmp_path):
@@ -62,6 +84,7 @@ def plain_options(**changes):
         ({"activation_dropout": 0.2, "relu_dropout": 0.3}, {"activation_dropout": 0.2}),
         ({"decoder_input_dim": None}, {"decoder_input_dim": 16}),
         ({"decoder_output_dim": 0}, {"decoder_output_dim": 16}),
+        ({"no_decoder_final_norm": None, "decoder_final_norm": True}, {"no_decoder_final_norm": 0}),
         ({"tie_adaptive_proj": False, "no_tie_adaptive_proj": False}, {"tie_adaptive_proj": True}),
         ({"adaptive_softmax_dropout": None}, {"adaptive_softmax_dropout": 0.0}),
     ],
@@ -91,14 +114,15 @@ def test_rejects_invalid_filters(text):
         model_config(latest_options(options, {}), SIZE)
 
 
-@pytest.mark.parametrize("name", ["decoder_attention_heads", "dropout", "character_filters"])
-def test_names_a_missing_option(name, tmp_path):
+def test_lists_missing_options(tmp_path):
     model = build("CNN")
     options = options_of(model.config)
-    del options[name]
+    gone = {"decoder_attention_heads", "dropout", "activation_dropout", "character_filters"}
+    options = {name: value for name, value in options.items() if name not in gone}
     save_args(tmp_path / "m.pt", options, state_of(model))
-    with pytest.raises(ValueError, match=f"m.pt: the option '{name}' is missing"):
+    with pytest.raises(ValueError, match="options missing from the checkpoint") as error:
         read_model(tmp_path / "m.pt", DICT)
+    assert all(name in str(error.value) for name in gone)
 
 
 @pytest.mark.parametrize("name", ["dropout", "decoder_layers"])

@@ -1,7 +1,7 @@
 """Import fairseq language models. fairseq itself is not needed.
 
 `fairseq_file` reads a checkpoint, `fairseq_options` converts options of old versions, and `_NAMES`
-below maps weight names. Unknown weights are errors.
+below maps weight names. Unknown weights are errors, as are unknown model options that are enabled.
 """
 
 from __future__ import annotations
@@ -259,14 +259,12 @@ def read_model(
     try:
         # Check options first: an unsupported model would otherwise fail with a confusing error
         # about its weights.
-        options = latest_options(file.options, file.weights)
+        options = latest_options(file.options, file.weights, file.model_options)
         model = model_config(options, len(vocabulary))
         weights = model_weights(file.weights, model)
         _check_weights(weights, file.weights, model)
         unit = _detect_unit(dictionary, vocabulary) if codes is None else "bpe"
         config = _run_config(model, options, unit)
-    except KeyError as error:
-        raise ValueError(f"{checkpoint}: the option {error} is missing") from None
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # options can have any type
         raise ValueError(f"{checkpoint}: {error}") from None
     # Copied, because the tensors may be views of the mapped file.

@@ -33,8 +33,8 @@ _PLACEHOLDERS = re.compile(
 )
 _PYTHON_2 = {"long": "int", "unicode": "str"}  # names in Python 2 pickles
 _STREAM_PICKLES = 4  # pickles before the tensor data, in files from before torch 1.6
-# An option without a value in omegaconf, or one with the value of the same option of the task.
-_UNSET = re.compile(r"\?\?\?|\$\{.*\}", re.DOTALL)
+_MISSING = "???"  # an option without a value in omegaconf
+_REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}", re.ASCII)
 
 
 class _Placeholder:
@@ -56,6 +56,8 @@ class CheckpointFile:
 
     options: dict[str, Any]
     """Options of the model and the task, whose names are the options `arch` and `task`."""
+    model_options: frozenset[str]
+    """Names of the options known to belong to the model; empty for a flat list."""
     weights: dict[str, Tensor]
     """fairseq's state dict. Tensors may be views of the mapped file."""
     updates: int
@@ -71,7 +73,8 @@ def read_checkpoint(path: str | PathLike[str]) -> CheckpointFile:
         contents = _plain(_load(path))
         if not isinstance(contents, dict):
             raise _not_a_checkpoint(f"it contains a {type(contents).__name__}")
-        return CheckpointFile(_options(contents), _weights(contents), _updates(contents))
+        options, model_options = _options(contents)
+        return CheckpointFile(options, model_options, _weights(contents), _updates(contents))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -145,39 +148,33 @@ def _plain(value: Any) -> Any:
     return dict(dict.items(value)) if isinstance(value, dict) else value
 
 
-def _options(contents: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return all options in one dict."""
+def _options(contents: Mapping[Any, Any]) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return all options in one dict, and the names of the model options."""
     if contents.get("cfg") is None:
         if "args" not in contents:
             raise _not_a_checkpoint("it has neither args nor cfg")
-        return _without_norm(_section("args", contents["args"]))
+        return _section("args", contents["args"], {}), frozenset()
     sections = _entries(contents["cfg"]) or {}
-    model = _section("cfg.model", sections.get("model"))
-    task = _section("cfg.task", sections.get("task"))
+    model = _section("cfg.model", sections.get("model"), sections)
+    task = _section("cfg.task", sections.get("task"), sections)
     task_name = task.pop("_name", None)
     arch = model.pop("_name", None)
-    # Model options take precedence: unset ones were filled in from the task.
-    names = {"task": task_name or task.get("task"), "arch": model.get("arch", arch)}
-    options = task | model | names
     # If the section is a Namespace, it is the flat list, including training options.
     is_sectioned = isinstance(_unwrapped(sections["model"]), dict)
-    return options if is_sectioned else _without_norm(options)
+    # Model options take precedence: unset ones were filled in from the task.
+    names = {"task": task_name or task.get("task"), "arch": model.get("arch", arch)}
+    return task | model | names, frozenset(model) if is_sectioned else frozenset()
 
 
-def _without_norm(options: dict[str, Any]) -> dict[str, Any]:
-    """Drop the option for post-norm, which code with a flat list of options ignored."""
-    return {name: value for name, value in options.items() if name != "decoder_normalize_before"}
-
-
-def _section(name: str, value: Any) -> dict[str, Any]:
+def _section(name: str, value: Any, sections: Mapping[Any, Any]) -> dict[str, Any]:
     fields = _entries(value)
     if fields is None or not all(isinstance(field, str) for field in fields):
         raise _not_a_checkpoint(f"{name} has no named options")
-    options = {field: _unwrapped(value) for field, value in fields.items()}
+    options = {field: _resolved(value, sections) for field, value in fields.items()}
     return {
         field: value
         for field, value in options.items()
-        if not (isinstance(value, str) and _UNSET.fullmatch(value))
+        if not (isinstance(value, str) and value == _MISSING)
     }
 
 
@@ -203,6 +200,16 @@ def _unwrapped(value: Any) -> Any:
                 return _unwrapped(value.state[attribute])
     is_member = type(value).__name__.startswith("fairseq.") and len(value.arguments) == 1
     return value.arguments[0] if is_member else value
+
+
+def _resolved(value: Any, sections: Mapping[Any, Any]) -> Any:
+    """Resolve omegaconf's `${section.option}`. Dangling references are left as text."""
+    value = _unwrapped(value)
+    reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if reference is None:
+        return value
+    section = _entries(sections.get(reference[1])) or {}
+    return _resolved(section[reference[2]], sections) if reference[2] in section else value
 
 
 def _weights(contents: Mapping[Any, Any]) -> dict[str, Tensor]:
