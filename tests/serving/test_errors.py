@@ -152,6 +152,7 @@ def test_unknown_paths_and_methods(service):
     ):
         assert answer.status_code == status and answer.json()["error"]["message"]
         assert answer.headers.get("allow") == ("POST" if status == 405 else None)
+        assert answer.headers["x-request-id"]
 
 
 def test_rejects_chat_completions(service):

@@ -285,6 +285,7 @@ def make_app(
     add("/detokenize", service.detokenize, methods=["POST"])
     add("/", service.page, include_in_schema=False)
     add("/health", service.health)
+    add("/ready", service.health)
     add("/metrics", service.prometheus)
     wrapped = Middleware(
         app,
@@ -302,5 +303,5 @@ def make_app(
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type"],
-        expose_headers=["Retry-After"],
+        expose_headers=["Retry-After", "X-Request-Id"],
     )

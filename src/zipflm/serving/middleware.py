@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import re
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -156,7 +157,7 @@ class Middleware:
 
 
 class _ResponseSender:
-    """Sends a response with a timeout, and tracks its status and whether it is complete."""
+    """Sends a response with a request id and a timeout, and tracks whether it is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -167,6 +168,8 @@ class _ResponseSender:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            request_id = f"req_{uuid.uuid4().hex}".encode()
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
         try:
             async with asyncio.timeout(SEND_SECONDS):
                 await self._send(message)
