@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import socket
 import threading
 import time
@@ -53,17 +54,21 @@ class Running:
             run(self._models, self.listener, self._limits, on_start=on_start, **self._options)
         )
 
-    def _remember(self, server):
-        self.server, self._loop = server, asyncio.get_running_loop()
+    def _remember(self, server, service):
+        self._server, self.worker, self._loop = server, service.worker, asyncio.get_running_loop()
         self._started.set()
 
-    @property
-    def worker(self):
-        return self.server.service.worker
-
     def end(self):
-        """Like a signal."""
-        self._loop.call_soon_threadsafe(self.server.end)
+        """Like Ctrl-C."""
+        self._server.handle_exit(signal.SIGINT, None)
+
+    def is_closed(self):
+        """Whether new connections are refused."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port)).close()
+        except ConnectionRefusedError:
+            return True
+        return False
 
     def has_ended(self, seconds=30):
         self._thread.join(seconds)

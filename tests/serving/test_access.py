@@ -20,7 +20,7 @@ def test_api_keys(models):
             assert service.client.get(path).status_code == 200
         wrong = ("Bearer wrong", "Basic secret", "Basic %", basic("wrong"), basic(""), "secret")
         for headers in ({}, {"Host": "a/health?"}, *({"Authorization": each} for each in wrong)):
-            for path in ("/", "/ready", "/metrics", "/v1/models", "/tokenizer_info"):
+            for path in ("/", "/metrics", "/v1/models", "/tokenizer_info"):
                 answer = service.client.get(path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.json()["error"]["code"] == "invalid_api_key"

@@ -34,8 +34,7 @@ def test_equal_names_are_made_unique(runs):
     checkpoints = RunFolder(runs / "a" / "run").checkpoints()
     paths = [str(checkpoint.path) for checkpoint in checkpoints]
     assert len(paths) == 2
-    names = list(load_models(paths, device="cpu"))
-    assert names == ["run@update-00000002", "run@update-00000001"]
+    assert list(load_models(paths, device="cpu")) == paths
     paths = [str(runs / parent / "run") for parent in "ab"]
     assert list(load_models(paths, device="cpu")) == paths
     with pytest.raises(ValueError, match="given twice"):

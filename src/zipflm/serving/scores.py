@@ -22,7 +22,7 @@ from zipflm.serving.schemas import (
     WordScore,
     bad_request,
 )
-from zipflm.serving.worker import Limits, Scored
+from zipflm.serving.worker import Limits, ScoreTask
 from zipflm.units import bits, perplexity
 
 MAX_LOGPROBS = 100_000
@@ -73,7 +73,7 @@ class Scoring:
             for text, positions in zip(self.texts, self._positions, strict=True)
         ]
 
-    def response(self, scored: Mapping[int, Scored]) -> ScoreResponse:
+    def response(self, scored: Mapping[int, ScoreTask]) -> ScoreResponse:
         model = self.model
         blocks = model.engine.blocks
         protocol = {
@@ -91,7 +91,7 @@ class Scoring:
         texts = [self._text_score(index, scored[index]) for index in range(len(self.texts))]
         return ScoreResponse(model=model.name, protocol=protocol, texts=texts)
 
-    def _text_score(self, index: int, scored: Scored) -> TextScore:
+    def _text_score(self, index: int, scored: ScoreTask) -> TextScore:
         encoded = self.texts[index]
         nll = nll_per_word(encoded, scored.scores.nll)
         words = [
@@ -137,7 +137,7 @@ class Scoring:
             for name, part, contexts in memories.sources(*source)
         ]
 
-    def _alternatives(self, scored: Scored, nth: int) -> list[Alternative]:
+    def _alternatives(self, scored: ScoreTask, nth: int) -> list[Alternative]:
         names = self.model.lm.vocabulary.words
         likely: Sequence[tuple[str, float]] = (
             scored.searched[nth]
@@ -158,7 +158,7 @@ def _positions(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[I
     return [np.array(sorted(set(at)), dtype=np.int64)] * len(texts)
 
 
-def _rank(word: WordScore, scored: Scored, nth: int) -> int | None:
+def _rank(word: WordScore, scored: ScoreTask, nth: int) -> int | None:
     """Return the rank among all words; for sub-word models, the rank among the alternatives, or
     None if the word is not one of them."""
     if scored.scores.ranks:

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -75,27 +75,20 @@ class Job(Generic[_T]):
         return event
 
 
-class Scored(NamedTuple):
-    """Scores of one text of a request."""
-
-    text_index: int
-    """Index of the text in the request."""
-    scores: DocumentScores
-    searched: list[list[LikelyWord]]
-    """The most likely words at each requested position. Empty for word models, where they are in
-    `scores`."""
-
-
 @dataclass(eq=False)
-class _ScoreTask:
-    job: Job[Scored]
+class ScoreTask:
+    """A text to score, and the scores."""
+
+    job: Job[ScoreTask]
     index: int
     """Index of the text in the request."""
     document: Document
     search: int
     """Number of alternatives to find per requested position; 0 for word models."""
-    scores: DocumentScores | None = None
+    scores: DocumentScores = field(init=False)
     searched: list[list[LikelyWord]] = field(default_factory=list)
+    """The most likely words at each requested position. Empty for word models, where they are in
+    `scores`."""
 
 
 @dataclass(eq=False)
@@ -113,14 +106,10 @@ class Worker:
         self.limits: Limits = limits
         self._loop = asyncio.get_running_loop()
         self._jobs: set[Job[Any]] = set()
-        self.is_closed: bool = False
-        """True if new jobs are rejected."""
         self._work = threading.Condition()
         self._is_stopped = False
-        self._outbox: list[tuple[Job[Any], Any]] = []
         self._runners = {
-            model.name: _ModelRunner(model, limits.max_batch_tokens, metrics, self._send)
-            for model in models
+            model.name: _ModelRunner(model, limits.max_batch_tokens, metrics) for model in models
         }
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -145,14 +134,14 @@ class Worker:
 
     def score(
         self, model: ServedModel, documents: Sequence[Document], search: int = 0
-    ) -> Job[Scored]:
-        """Queue documents to score. Each document yields one result; results arrive in any order.
+    ) -> Job[ScoreTask]:
+        """Queue documents to score. Each yields its task when it is complete, in any order.
 
         With `search`, sub-word models also find this many alternatives per requested position.
         """
-        job: Job[Scored] = self._new_job()
+        job: Job[ScoreTask] = self._new_job()
         tasks = [
-            _ScoreTask(job, index, document, search) for index, document in enumerate(documents)
+            ScoreTask(job, index, document, search) for index, document in enumerate(documents)
         ]
         with self._work:
             self._runners[model.name].scores.extend(tasks)
@@ -185,8 +174,6 @@ class Worker:
         self._thread.join()
 
     def _new_job(self) -> Job[Any]:
-        if self.is_closed:
-            raise APIError(503, "the service is shutting down", code="shutting_down")
         if (num_waiting := self.num_waiting) >= self.limits.max_waiting:
             raise APIError(
                 429,
@@ -207,44 +194,35 @@ class Worker:
                 self._work.wait_for(self._has_work)
                 if self._is_stopped:
                     return
-            for runner in self._runners.values():
-                runner.run_iteration()
-            events, self._outbox = self._outbox, []
-            if events:
+            runners = self._runners.values()
+            if events := [event for runner in runners for event in runner.run_iteration()]:
                 self._loop.call_soon_threadsafe(_put_all, events)
 
     def _has_work(self) -> bool:
         return self._is_stopped or any(runner.has_work for runner in self._runners.values())
-
-    def _send(self, job: Job[Any], event: Any) -> None:
-        self._outbox.append((job, event))
 
 
 class _ModelRunner:
     """Runs one model. The event loop adds tasks to `scores` and `rows`; everything else belongs to
     the model thread."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        max_batch_tokens: int,
-        metrics: Metrics,
-        send: Callable[[Job[Any], Any], None],
-    ) -> None:
+    def __init__(self, model: ServedModel, max_batch_tokens: int, metrics: Metrics) -> None:
         self._engine = replace(model.engine, batch_tokens=max_batch_tokens)
         self._reader = model.lm.reader
-        self._metrics, self._send = metrics, send
-        self.scores: deque[_ScoreTask] = deque()
+        self._metrics = metrics
+        self.scores: deque[ScoreTask] = deque()
         self.rows: deque[_GenerateTask] = deque()
         self.generating: dict[TextInProgress, _GenerateTask] = {}
-        self._searches: deque[_ScoreTask] = deque()
+        self._searches: deque[ScoreTask] = deque()
+        self._events: list[tuple[Job[Any], Any]] = []
         self._decoder = TextDecoder(self._engine, self._reader)
 
     @property
     def has_work(self) -> bool:
         return bool(self.scores or self.rows or self.generating or self._searches)
 
-    def run_iteration(self) -> None:
+    def run_iteration(self) -> list[tuple[Job[Any], Any]]:
+        """Return results and the jobs to which they belong."""
         try:
             if batch := self._next_batch():
                 self._score(batch)
@@ -257,9 +235,14 @@ class _ModelRunner:
                 self._send(task.job, failure)
             self.generating = {}
             self._decoder = TextDecoder(self._engine, self._reader)
+        events, self._events = self._events, []
+        return events
 
-    def _next_batch(self) -> list[_ScoreTask]:
-        batch: list[_ScoreTask] = []
+    def _send(self, job: Job[_T], event: _T | Exception) -> None:
+        self._events.append((job, event))
+
+    def _next_batch(self) -> list[ScoreTask]:
+        batch: list[ScoreTask] = []
         tokens = 0
         while self.scores:
             task = self.scores[0]
@@ -272,7 +255,7 @@ class _ModelRunner:
             self.scores.popleft()
         return batch
 
-    def _score(self, batch: list[_ScoreTask]) -> None:
+    def _score(self, batch: list[ScoreTask]) -> None:
         try:
             scores = self._engine.start_scoring([task.document for task in batch])()
         except Exception as error:
@@ -288,14 +271,13 @@ class _ModelRunner:
             task.scores = result
             self._send_or_search(task)
 
-    def _send_or_search(self, task: _ScoreTask) -> None:
+    def _send_or_search(self, task: ScoreTask) -> None:
         if task.search and len(task.searched) < len(task.document.asked):
             self._searches.append(task)
         else:
-            assert task.scores is not None
-            self._send(task.job, Scored(task.index, task.scores, task.searched))
+            self._send(task.job, task)
 
-    def _search(self, task: _ScoreTask) -> None:
+    def _search(self, task: ScoreTask) -> None:
         """Search for alternatives at the next position only, so that other work is not delayed."""
         if task.job.is_cancelled:
             return
