@@ -79,7 +79,6 @@ def train(
                 return _loop(run, saver, stop)
         finally:
             run.stream.close()
-            saver.close()
             run.log.close()
 
 
@@ -129,7 +128,6 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         tally.resume()
     tally.pause()
     tally.add(results.drain())
-    saver.wait()
     if saver.newest < run.update:
         saver.save(None, required=True)
     return _log_outcome(run)
