@@ -174,11 +174,10 @@ def test_totals_match_evaluate_and_the_bins(data, whole_study):
             assert total / words == pytest.approx(math.log(row["perplexity_test"]))
 
 
-def test_the_report_has_cpu_time_device_torch_and_commit(whole_study):
+def test_the_report_has_device_torch_and_commit(whole_study):
     table = json.loads((whole_study.out / "table.json").read_text())
     for row in table["rows"]:
         (member,) = row["members"]
-        assert 0 < member["cpu_seconds"] <= member["seconds"] and row["training_CPU_time"] > 0
         versions, metadata = member["versions"], table["protocol"]
         assert versions["device"] and versions["device"] in metadata["devices"]
         for text in (versions["device"], f"torch {versions['packages']['torch']}"):

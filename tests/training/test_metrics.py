@@ -50,23 +50,20 @@ def test_keeps_a_request_to_stop():
     assert tally.should_stop
 
 
-def test_counts_training_time_compilation_and_cpu_time(monkeypatch):
+def test_counts_training_time_and_compilation(monkeypatch):
     learner, now = SimpleNamespace(num_versions=0), [100.0]
-    for name in ("thread_time", "perf_counter"):
-        monkeypatch.setattr(f"zipflm.training.metrics.time.{name}", lambda: now[0])
-    tally, uncounted = Tally(seconds=50.0, compile_seconds=5.0, cpu_seconds=5.0), Tally()
+    monkeypatch.setattr("zipflm.training.metrics.time.perf_counter", lambda: now[0])
+    tally = Tally(seconds=50.0, compile_seconds=5.0)
     with tally.compiling(learner):
         learner.num_versions, now[0] = 1, 130.0
     with tally.compiling(learner):
         now[0] += 2.0
     tally.pause()
-    uncounted.pause()
     now[0] += 50.0  # validating
     tally.resume()
     now[0] += 1.0
     tally.pause()
-    assert (tally.seconds, tally.compile_seconds, tally.cpu_seconds) == (83.0, 35.0, 8.0)
-    assert uncounted.cpu_seconds is None
+    assert (tally.seconds, tally.compile_seconds) == (83.0, 35.0)
     assert tally.take().seconds == 33.0 and tally.take().seconds == 0.0
 
 
@@ -161,7 +158,7 @@ def test_writes_tensorboard_events(tmp_path):
     assert {"train/perplexity", "valid/perplexity", "valid/nats_per_word"} <= {*names}
 
 
-MEASURED = {"seconds", "cpu_seconds", "seconds_left", "tokens_per_second", "data_share", "memory"}
+MEASURED = {"seconds", "seconds_left", "tokens_per_second", "data_share", "memory"}
 LENGTH = [
     "training.max_updates=17",
     "training.report_every=5",

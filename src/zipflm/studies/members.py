@@ -90,9 +90,6 @@ class StudyMember:
     """Running words of the training text, even for sub-word models. Repeated words count again."""
     seconds: float | None = None
     """Training time, without compilation."""
-    cpu_seconds: float | None = None
-    """CPU time of the training thread, without compilation; None on a GPU or with several
-    processes."""
     compile_seconds: float | None = None
     tokens_per_second: float | None = None
     streaming_words_per_second: float | None = None
@@ -284,7 +281,6 @@ def _with_training(member: StudyMember, reports: Sequence[Report], data: DataFol
         updates=last.update,
         words_seen=round(last.epoch * data.split("train").words) if has_text else None,
         seconds=training_seconds(last),
-        cpu_seconds=last.cpu_seconds,
         compile_seconds=last.compile_seconds,
         # The median ignores the slow start while the model compiles.
         tokens_per_second=statistics.median(report.tokens_per_second for report in reports),

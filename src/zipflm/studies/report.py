@@ -277,7 +277,6 @@ _MEMBER_FIELDS = (
     "checkpoint",
     "problem",
     "seconds",
-    "cpu_seconds",
     "compile_seconds",
     "updates",
     "words_seen",

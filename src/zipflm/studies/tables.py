@@ -65,7 +65,6 @@ def columns(study: Study) -> list[Column]:
         _mean_column("updates", "updates", "{:,.0f}".format, group=""),
         _mean_column("words seen", "words_seen", "{:,.0f}".format, group=""),
         _mean_column("time", "seconds", duration),
-        _mean_column("CPU time", "cpu_seconds", duration, is_optional=True),
         _mean_column("compilation", "compile_seconds", duration, is_optional=True),
         _mean_column("tokens/s", "tokens_per_second", "{:,.0f}".format),
         _number_column("memory", "training", lambda row: row.memory, memory),

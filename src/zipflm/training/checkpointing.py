@@ -1,4 +1,4 @@
-"""Save checkpoints: one file each of weights and optimizer state, or shards of several processes."""
+"""Save the checkpoints of a run: as single files, or as shards if there are several processes."""
 
 from __future__ import annotations
 
@@ -102,24 +102,16 @@ def _save_shards(run: Run, contents: Contents) -> None:
 
 
 def _state(run: Run, valid: Validation | None) -> TrainingState:
-    tally, data = run.tally, run.data
+    data = run.data
     return TrainingState(
-        update=run.update,
+        **run.tally.counters(),
         place=run.stream.position,
-        seconds=tally.seconds,
-        compile_seconds=tally.compile_seconds,
-        cpu_seconds=tally.cpu_seconds,
-        skipped=tally.skipped,
-        skipped_in_a_row=tally.skipped_in_a_row,
-        since_report=tally.since_report,
         loss_scale=run.learner.scale.dump(),
         seed=run.config.training.seed,
         world_size=run.process.world_size,
         vocabulary=data.vocabulary.hash,
         text=data.split("train").sha256,
         valid=valid,
-        best_loss=run.best_loss,
-        since_best=run.since_best,
     )
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +22,18 @@ from rich.progress import (
 
 from zipflm.messages import one_line
 from zipflm.runs.folder import RunFolder, append_line
-from zipflm.runs.records import LogLine, Report, SinceReport, Validation
+from zipflm.runs.records import Counters, LogLine, Report, SinceReport, Validation
 from zipflm.settings import to_dict
 from zipflm.training.step import Learner, UpdateResult
 
 
-@dataclass
-class Tally:
-    """Counters of a run. All except `should_stop` are saved with checkpoints.
+@dataclass(kw_only=True)
+class Tally(Counters):
+    """Updates the counters of a run.
 
     Only training time counts: call `pause` before validating or saving and `resume` afterwards.
     """
 
-    update: int = 0
-    """Number of the last update whose result was added."""
-    seconds: float = 0.0
-    """Training time."""
-    compile_seconds: float = 0.0
-    """Part of `seconds` spent in updates that compiled the model."""
-    cpu_seconds: float | None = None
-    """CPU time of this thread, without compilation; None if not measured. Other threads are
-    excluded, because OpenMP threads can use CPU time while they wait."""
-    skipped: int = 0
-    """Number of skipped updates: their loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    """Number of consecutive skipped updates up to now."""
-    since_report: SinceReport = field(default_factory=SinceReport)
     should_stop: bool = False
     """True if a process received a request to stop."""
 
@@ -70,15 +56,20 @@ class Tally:
             since.words += int(result.words)
             since.grad_norm = result.norm
 
+    def record_validation(self, loss: float | None) -> None:
+        best = math.inf if self.best_loss is None else self.best_loss
+        if loss is not None and loss < best:
+            self.best_loss, self.since_best = loss, 0
+        else:
+            self.since_best += 1
+
     def resume(self) -> None:
-        self._since, self._cpu_since = time.perf_counter(), time.thread_time()
+        self._since = time.perf_counter()
 
     def pause(self) -> None:
         elapsed = time.perf_counter() - self._since
         self.seconds += elapsed
         self.since_report.seconds += elapsed
-        if self.cpu_seconds is not None:
-            self.cpu_seconds += time.thread_time() - self._cpu_since
 
     @contextmanager
     def compiling(self, learner: Learner) -> Iterator[None]:
@@ -87,11 +78,10 @@ class Tally:
         The update itself takes at most 1% of that time. With dynamic shapes, later compilations of
         the same copy are not counted.
         """
-        before, start, cpu_start = learner.num_versions, time.perf_counter(), time.thread_time()
+        before, start = learner.num_versions, time.perf_counter()
         yield
         if learner.num_versions > before:
             self.compile_seconds += time.perf_counter() - start
-            self._cpu_since += time.thread_time() - cpu_start
 
     def take(self) -> SinceReport:
         """Return and reset the sums since the last report. Call between `pause` and `resume`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,28 +44,17 @@ class Run:
     """Number of updates done."""
     full_validation: bool = True
     """Score the full validation set at validations after which a checkpoint is saved."""
-    best_loss: float | None = None
-    """Lowest validation loss so far, on the sample that every validation scores."""
-    since_best: int = 0
-    """Number of validations since the one with the lowest loss."""
-
-    def record_validation(self, loss: float | None) -> None:
-        best = math.inf if self.best_loss is None else self.best_loss
-        if loss is not None and loss < best:
-            self.best_loss, self.since_best = loss, 0
-        else:
-            self.since_best += 1
 
     @property
     def should_stop_early(self) -> bool:
         """True if the last `patience` validations did not improve the loss."""
-        return 0 < self.config.training.patience <= self.since_best
+        return 0 < self.config.training.patience <= self.tally.since_best
 
     @property
     def should_save_after_validation(self) -> bool:
         """True if the last validation requires a checkpoint: with `patience`, if it lowered the
         loss or ends the run."""
-        has_improved = self.config.training.patience > 0 and self.since_best == 0
+        has_improved = self.config.training.patience > 0 and self.tally.since_best == 0
         return self.should_stop_early or has_improved
 
 
@@ -221,21 +209,10 @@ def _build_run(
     learner = build_learner(config, model, process, ends_word, fill)
     state = None if latest is None else latest.state()
     assert not isinstance(state, ImportedState)  # rejected by `resume.check`
-    tally, position = Tally(cpu_seconds=0.0), Position()
+    tally, position = Tally(), Position()
     if state is not None:
         log.info(f"resuming after update {state.update}")
-        position = state.place
-        tally = Tally(
-            update=state.update,
-            seconds=state.seconds,
-            compile_seconds=state.compile_seconds,
-            cpu_seconds=state.cpu_seconds,
-            skipped=state.skipped,
-            skipped_in_a_row=state.skipped_in_a_row,
-            since_report=state.since_report,
-        )
-    if process.device.type != "cpu" or process.world_size > 1:
-        tally.cpu_seconds = None
+        tally, position = Tally(**state.counters()), state.place
     block = block_at(config, tally.update)
     stream = Stream(config, data.tokens("train"), process, position, block)
     learner.carried = build_carried_state(config, model, process, block)
@@ -246,7 +223,6 @@ def _build_run(
         learner.scale.load(state.loss_scale)
         if learner.carried is not None and stream.position == position:  # the rows continue
             learner.carried.load(stored)
-        run.best_loss, run.since_best = state.best_loss, state.since_best
     return run
 
 

@@ -139,8 +139,8 @@ def _log_outcome(run: Run) -> bool:
         return True
     if run.should_stop_early:
         run.log.info(
-            f"stopped early after update {run.update}: the last {run.since_best} validation(s) "
-            "did not lower the loss; use --checkpoint best for the best weights"
+            f"stopped early after update {run.update}: the last {run.tally.since_best} "
+            "validation(s) did not lower the loss; use --checkpoint best for the best weights"
         )
         return True
     run.log.info(
@@ -201,7 +201,6 @@ def _report(run: Run, lr_factor: float) -> Report:
         flop_utilisation=_flop_utilization(run, since.tokens / elapsed),
         compiled=run.learner.compiled,
         compile_seconds=tally.compile_seconds,
-        cpu_seconds=tally.cpu_seconds,
     )
 
 

@@ -48,7 +48,7 @@ def _validate(run: Run, full: bool) -> Validation | None:
     sample = sample_of(tokens, share, run.data.ends_word)
     is_full = sample is tokens
     result = _score_and_report(run, sample, 1.0 if is_full else share)
-    run.record_validation(result.nats_per_word)
+    run.tally.record_validation(result.nats_per_word)
     if is_full:
         return result
     should_score_full = run.full_validation and (full or run.should_save_after_validation)
