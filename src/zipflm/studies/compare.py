@@ -54,7 +54,7 @@ from zipflm.studies.protocol import describe_request, describe_training
 from zipflm.studies.report import require_report_folder, write_report
 from zipflm.studies.study import SplitText, Study, Tried, build_study
 from zipflm.training import throughput
-from zipflm.training.checks import check_data, check_folder, require_same_config
+from zipflm.training.checks import check_data, check_run_folder, require_same_config
 from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
@@ -161,7 +161,7 @@ class Runner:
             raise ValueError("interrupted; run the same command again to continue")
 
     def _is_trained(self, plan: Plan) -> bool:
-        check_folder(plan.run, plan.config, plan.data, resume=True)
+        check_run_folder(plan.run, plan.config, plan.data, resume=True)
         checkpoints = plan.run.checkpoints()
         if not checkpoints or checkpoints[0].update < plan.updates:
             return False
@@ -323,7 +323,7 @@ def check_plan(plan: Plan, process: Process, *, check_folder: bool = True) -> No
         check_data(plan.config, plan.data)
         accumulation(plan.config, process)
         if check_folder:
-            check_folder(plan.run, plan.config, plan.data, resume=True)
+            check_run_folder(plan.run, plan.config, plan.data, resume=True)
         if check_folder and plan.run.holds_a_run:
             require_same_config(
                 plan.run.path,

@@ -62,7 +62,7 @@ def check_data(config: Config, data: DataFolder) -> None:
     )
 
 
-def check_folder(
+def check_run_folder(
     run: RunFolder, config: Config, data: DataFolder, *, resume: bool, other_text: bool = False
 ) -> None:
     """Raise ValueError if a run cannot be started in the folder or, with `resume`, continued.

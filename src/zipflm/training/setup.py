@@ -20,7 +20,7 @@ from zipflm.runs.provenance import origin_of
 from zipflm.runs.records import ImportedState, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.carried_state import build_carried_state
-from zipflm.training.checks import SAME_INPUTS_REMEDY, check_folder, require_weights_of
+from zipflm.training.checks import SAME_INPUTS_REMEDY, check_run_folder, require_weights_of
 from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import high_end_warning
 from zipflm.training.step import Learner, build_learner
@@ -99,7 +99,7 @@ def open_run(
 
     Raises ValueError if it cannot be started or resumed in this folder, or does not fit in memory.
     """
-    check_folder(folder, config, data, resume=resume, other_text=other_text)
+    check_run_folder(folder, config, data, resume=resume, other_text=other_text)
     training = config.training
     log = Log(folder, training.max_updates, not process.is_first, training.tensorboard)
     # All processes read the folder before the first one changes it.
@@ -207,7 +207,7 @@ def _build_run(
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, fill)
     state = None if latest is None else latest.state()
-    assert not isinstance(state, ImportedState)  # rejected by `check_folder`
+    assert not isinstance(state, ImportedState)  # rejected by `check_run_folder`
     tally, position = Tally(), Position()
     if state is not None:
         log.info(f"resuming after update {state.update}")
