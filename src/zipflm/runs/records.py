@@ -72,8 +72,6 @@ class Report:
     """Peak memory of the process in bytes: allocated GPU memory on a GPU, else host memory."""
     seconds_left: float
     """Estimated training time left, excluding validation and checkpoints."""
-    flop_utilisation: float | None = None
-    """Achieved fraction of the devices' peak FLOP/s. None if the peak is unknown."""
     compiled: bool | None = None
     """True if every update since the start or resumption ran compiled; None without compilation."""
     compile_seconds: float = 0.0

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from zipflm.config import Config, ModelConfig
 
-_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Peak FLOP/s of dense bfloat16 products, by a part of the device's name."""
 _LONG = 3600.0
 """Warn about runs on a CPU that take more seconds than this."""
 _SHARE_OF_PEAK = 0.25
@@ -38,14 +36,6 @@ def device_name(device: torch.device) -> str:
         cpu_info = ""
     model = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
     return model[1] if model else platform.processor() or platform.machine()
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """Return the peak bfloat16 FLOP/s of a GPU, or None if unknown."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in _PEAKS.items() if part in name), None)
 
 
 def flops_per_token(config: ModelConfig, counts: NDArray[np.int64], block: int) -> float:

@@ -198,16 +198,6 @@ def _report(run: Run, lr_factor: float) -> Report:
         block=run.stream.block,
         memory=throughput.peak_memory(device),
         seconds_left=(config.training.max_updates - run.update) * seconds_per_update,
-        flop_utilisation=_flop_utilization(run, since.tokens / elapsed),
         compiled=run.learner.compiled,
         compile_seconds=tally.compile_seconds,
     )
-
-
-def _flop_utilization(run: Run, tokens_per_second: float) -> float | None:
-    """Return the achieved fraction of the devices' peak FLOP/s, or None if the peak is unknown."""
-    peak = throughput.peak_flops(run.process.device)
-    if peak is None:
-        return None
-    flops = throughput.flops_per_token(run.config, run.data.vocabulary.counts, run.stream.block)
-    return tokens_per_second * flops / (peak * run.process.world_size)
