@@ -17,9 +17,6 @@ from zipflm.model.decoders.constant_state import ConstantStateDecoder, States
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.sharded import StoredTensors
 
-PREFIX = "carried/"
-"""Prefix of the names of the states in a checkpoint."""
-
 
 class CarriedState:
     """Decoder states, one for each batch of an update in this process."""
@@ -50,7 +47,7 @@ class CarriedState:
             local = torch.stack(parts)
             full = local.new_zeros(self._groups, *local.shape[1:])
             full[self._process.rank :: self._process.world_size] = local
-            tensors[f"{PREFIX}{index}"] = self._process.all_reduce(full)
+            tensors[f"carried/{index}"] = self._process.all_reduce(full)
         return tensors
 
     def load(self, stored: StoredTensors) -> None:

@@ -97,7 +97,18 @@ class Log:
         self, run: RunFolder, max_updates: int, is_silent: bool = False, tensorboard: bool = False
     ) -> None:
         self._run, self._max_updates, self._is_silent = run, max_updates, is_silent
-        self._bar: Progress | None = None
+        self._has_bar = sys.stdout.isatty() and not is_silent
+        self._bar = Progress(
+            TextColumn("update"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[stage]}"),
+            console=Console(),
+            disable=not self._has_bar,
+        )
+        self._task = self._bar.add_task("", total=max_updates, stage="")
         self.is_output_closed = False
         """True if the program that reads stdout has exited (`| head`, or a `| tee` stopped by
         Ctrl-C)."""
@@ -109,32 +120,18 @@ class Log:
         the number of updates done."""
         if self._tensorboard:
             self._events = _event_writer(self._run.path / "tensorboard")
-        if sys.stdout.isatty() and not self._is_silent:
-            columns = (
-                TextColumn("update"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[stage]}"),
-            )
-            self._bar = Progress(*columns, console=Console())
-            total = self._max_updates
-            self._task = self._bar.add_task("", total=total, completed=update, stage="")
-            self._bar.start()
+        self._bar.reset(self._task, start=True, total=self._max_updates, completed=update)
+        self._bar.start()
+        if self._has_bar:
             # A signal can end the program before the bar would show the cursor again.
             self._bar.console.show_cursor(True)
 
     def advance(self, update: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=update)
+        self._bar.update(self._task, completed=update)
 
     @contextmanager
     def status(self, text: str) -> Iterator[None]:
         """Show `text` next to the bar, if there is one."""
-        if self._bar is None:
-            yield
-            return
         self._bar.update(self._task, stage=f"  {text} ...", refresh=True)
         try:
             yield
@@ -142,8 +139,7 @@ class Log:
             self._bar.update(self._task, stage="", refresh=True)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
         if self._events is not None:
             self._events.close()
 
@@ -151,7 +147,7 @@ class Log:
         if self._is_silent or self.is_output_closed:
             return
         text = one_line(text)
-        if self._bar is not None:
+        if self._has_bar:
             # Let the terminal wrap long lines, as it does without a bar.
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:

@@ -21,7 +21,6 @@ from torch.optim.sgd import sgd
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
 from zipflm.model.inputs import sparse_tables
-from zipflm.training.carried_state import PREFIX
 from zipflm.training.parallel import like_shard, local_shard, local_slices
 
 if TYPE_CHECKING:
@@ -322,9 +321,9 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
     owners, params = _owners(optimizers), dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for full_name, shape in stored.shapes.items():
-        if full_name.startswith(PREFIX):
-            continue
         name, _, key = full_name.rpartition("/")
+        if name not in params:  # a decoder state (`carried_state`)
+            continue
         param = params[name]
         if shape == tuple(param.shape):
             tensors[full_name] = torch.zeros_like(param)
