@@ -116,7 +116,6 @@ def _find_newest(path, out):
 @pytest.mark.slow
 @pytest.mark.multi_process
 def test_all_processes_learn_of_a_damaged_checkpoint(copy, tmp_path):
-    """Each verifies a different part of the files."""
     damage(copy, "weights.safetensors")
     assert in_processes(3, _find_newest, copy.path, tmp_path) == [0] * 3
     (text,) = {(tmp_path / str(rank)).read_text() for rank in range(3)}
@@ -128,10 +127,10 @@ def test_finds_the_newest_valid_checkpoint(copy, monkeypatch):
     assert newest_valid(copy, processes(1), messages.append).update == 4 and not messages
     with monkeypatch.context() as patch:
 
-        def fail_once(self, share):
+        def fail_once(self):
             if self.update == 4:
                 raise OSError(5, "Input/output error")
-            verify(self, share=share)
+            verify(self)
 
         patch.setattr(Checkpoint, "verify", fail_once)
         assert newest_valid(copy, processes(1), messages.append).update == 2

@@ -197,9 +197,14 @@ class RunFolder:
             if best is None or checkpoint.path != best.path:
                 checkpoint.remove()
 
-    def set_aside(self, update: int) -> list[Path]:
-        """Rename all checkpoints after `update`, which are damaged. Return the new paths."""
-        return [c.set_aside() for c in self.checkpoints() if c.update > update]
+    def set_aside(self, update: int) -> Iterator[Path]:
+        """Rename all checkpoints after `update`, which are damaged, so that they are no longer
+        listed. Yield the new paths."""
+        for checkpoint in self.checkpoints():
+            if checkpoint.update > update:
+                aside = checkpoint.path.with_name(f".damaged-{checkpoint.name}")
+                shutil.rmtree(aside, ignore_errors=True)  # from an earlier attempt
+                yield checkpoint.path.rename(aside)
 
     def _clean(self) -> None:
         """Remove checkpoints that a killed process was saving or removing."""

@@ -151,8 +151,8 @@ def newest_valid(
 ) -> Checkpoint | None:
     """Return the newest undamaged checkpoint, or None if the run has no checkpoints.
 
-    Each process verifies some of the files. Raises ValueError in all processes if every checkpoint
-    is damaged, or if the processes do not see the same ones.
+    The first process verifies the files. Raises ValueError in all processes if every checkpoint is
+    damaged, or if the processes do not see the same ones.
     """
     checkpoints = folder.checkpoints()
     process.require_same(
@@ -160,18 +160,12 @@ def newest_valid(
         "the run folder must be on a file system that all machines share",
     )
 
-    def problem_here(checkpoint: Checkpoint) -> str:
-        try:
-            checkpoint.verify(share=(process.rank, process.world_size))
-        except (ValueError, OSError) as error:
-            return str(error)
-        return ""
-
     for checkpoint in checkpoints:
-        problem = next(filter(None, process.all_gather(problem_here(checkpoint))), None)
-        if problem is None:
+        try:
+            process.run_on_first(checkpoint.verify)
             return checkpoint
-        warn(f"{problem}; falling back to the previous checkpoint")
+        except (ValueError, OSError) as error:
+            warn(f"{error}; falling back to the previous checkpoint")
     if checkpoints:
         raise ValueError(
             f"{folder.path}: none of the {len(checkpoints)} checkpoints can be read; restore one "
