@@ -161,13 +161,13 @@ def build_learner(
     """
     training = config.training
     model.decoder.set_recompute(training.recompute)
-    tables = parallel.shard_tables_if_configured(model, process, training.tables)
+    tables = parallel.shard_tables_if_configured(model, process, training)
     scorer = Scorer(model)
     compilation = None
     if training.compile and config.decoder.is_compilable:
         # FSDP gathers weights between layers, and sharded tables exchange tokens before the first
         # and after the last layer, outside compiled code. Sparse gradients cannot be compiled.
-        is_sharded = parallel.should_shard(process, training.parallel) or bool(tables)
+        is_sharded = parallel.should_shard(process, training) or bool(tables)
         by_layer = is_sharded or config.input.sparse
         compilation = Compilation(
             model.decoder.layers if by_layer else [scorer], config.batches.blocks.has_one_length
@@ -181,8 +181,7 @@ def build_learner(
         parallel.allocate(model, process.device)
         fill()
 
-    policy = parallel.sharded_precision(training.dtype, is_accumulated)
-    wrapped = parallel.wrap(scorer, model, process, training.parallel, policy, move, tables)
+    wrapped = parallel.wrap(scorer, model, process, training, is_accumulated, move, tables)
     return Learner(
         model=model,
         scorer=wrapped,
