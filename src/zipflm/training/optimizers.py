@@ -322,7 +322,7 @@ def load_tensors(optimizers: Sequence[Optimizer], model: nn.Module, stored: Stor
     tensors: dict[str, Tensor] = {}
     for full_name, shape in stored.shapes.items():
         name, _, key = full_name.rpartition("/")
-        if name not in params:  # a decoder state (`carried_state`)
+        if name not in params:  # a decoder state (`step.CarriedState`)
             continue
         param = params[name]
         if shape == tuple(param.shape):

@@ -19,11 +19,10 @@ from zipflm.runs.load import empty_model, first_values
 from zipflm.runs.provenance import origin_of
 from zipflm.runs.records import ImportedState, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
-from zipflm.training.carried_state import build_carried_state
 from zipflm.training.checks import SAME_INPUTS_REMEDY, check_run_folder, require_weights_of
 from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import high_end_warning
-from zipflm.training.step import Learner, build_learner
+from zipflm.training.step import Learner, build_carried_state, build_learner
 from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, tokens_per_batch
 
 

@@ -19,7 +19,6 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Sums
 from zipflm.training import checks, optimizers, setup, step, throughput
-from zipflm.training.carried_state import build_carried_state
 from zipflm.training.checkpointing import Saver, raise_if_diverged
 from zipflm.training.cuda_graphs import UpdateRunner
 from zipflm.training.schedule import learning_rate
@@ -171,7 +170,7 @@ def _use_block(run: Run, block: int) -> None:
     learner = run.learner
     if block != run.stream.block:
         run.stream.use_block(block)
-        learner.carried = build_carried_state(run.config, learner.model, run.process, block)
+        learner.carried = step.build_carried_state(run.config, learner.model, run.process, block)
     if learner.carried is not None and run.stream.is_at_start:
         learner.carried.reset()
 
