@@ -54,14 +54,6 @@ def test_suggests_tokens_per_update_that_fit(config, world_size):
         assert number * tokens * world_size == config.training.tokens_per_update
 
 
-def test_rejects_another_vocabulary(word_data, other_data):
-    check_data(config_of(word_data), word_data)
-    sizes = len(word_data.vocabulary), len(other_data.vocabulary)
-    assert sizes[0] != sizes[1]
-    with pytest.raises(ValueError, match=f"vocab_size={sizes[0]}: .* has {sizes[1]} ids"):
-        check_data(config_of(word_data), other_data)
-
-
 def test_overview_adds_up_to_the_model(word_data):
     config = config_of(word_data, "training.stages=0.5:8")
     first, *rest = overview(config, processes(2))

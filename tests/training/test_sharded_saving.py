@@ -26,11 +26,9 @@ from training_runs import (
 )
 
 from zipflm.data.folder import DataFolder
-from zipflm.distributed.processes import Process
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.runs.sharded import ShardWriter
-from zipflm.training.checkpointing import local_part
 from zipflm.training.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
@@ -236,10 +234,3 @@ def test_a_failure_of_the_last_save_is_an_error(word_data, tmp_path):
     out, overrides = tmp_path / "run", [*EVERY, updates(6), "training.parallel=ddp"]
     assert in_processes(2, _fail_to_save, word_data.path, out, overrides, [6]) == [2, 2]
     assert [checkpoint.update for checkpoint in RunFolder(out).checkpoints()] == [4, 2]
-
-
-def test_distributes_replicated_tensors():
-    tensors = {str(size): torch.zeros(size) for size in (7, 5, 4, 3, 1)}
-    parts = [local_part(tensors, Process(rank, 3, torch.device("cpu"))) for rank in range(3)]
-    assert sorted(name for part in parts for name in part) == sorted(tensors)
-    assert [sum(t.numel() for t in part.values()) for part in parts] == [10, 6, 4]

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as save_together
-from torch.distributed.tensor import DTensor
 
-from zipflm.distributed.processes import Process
 from zipflm.runs.checkpoint import Contents, checkpoint_path
 from zipflm.runs.records import TrainingState, Validation
 from zipflm.runs.sharded import ShardWriter
 from zipflm.training import optimizers
 from zipflm.training.setup import Run
-
-
-def local_part(tensors: Mapping[str, Tensor], process: Process) -> dict[str, Tensor]:
-    """Return the tensors that this process saves: all sharded tensors, of which it holds a part,
-    and some of the replicated ones."""
-    replicated = [name for name, t in tensors.items() if not isinstance(t, DTensor)]
-    by_size = sorted(replicated, key=lambda name: (-tensors[name].nbytes, name))
-    saved_elsewhere = {*replicated} - {*by_size[process.rank :: process.world_size]}
-    return {name: tensor for name, tensor in tensors.items() if name not in saved_elsewhere}
 
 
 class Saver:
@@ -88,10 +75,10 @@ class Saver:
 
 def _save_shards(run: Run, contents: Contents) -> None:
     """Write the shards of all processes. All of them raise the same OSError if one fails."""
-    local = local_part(contents.weights | contents.optimizer, run.process)
     writer = ShardWriter(run.folder.checkpoints_path, contents)
     try:
-        save_together(local, storage_writer=writer)
+        # Each process saves its part of the sharded tensors and some of the replicated ones.
+        save_together(contents.weights | contents.optimizer, storage_writer=writer)
     except CheckpointException as failed:  # a BaseException with one error per failed process
         if run.process.is_first:
             shutil.rmtree(writer.unfinished, ignore_errors=True)

@@ -49,11 +49,6 @@ def check_data(config: Config, data: DataFolder) -> None:
             f"end in {CONTINUES}: it is already split into pieces; prepare the original text "
             "with --bpe or --bpe-codes"
         )
-    if config.vocab_size != len(data.vocabulary):
-        raise ValueError(
-            f"vocab_size={config.vocab_size}: {data.path} has {len(data.vocabulary)} ids; use "
-            "recipes.resolve or fit_vocabulary to fit the config to the folder"
-        )
     require(
         not config.training.patience or "valid" in data.splits,
         "training.patience",

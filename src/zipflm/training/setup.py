@@ -57,8 +57,8 @@ class Run:
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
-    """Yield lines with the parameter counts of the model, the batches of an update, and notes on
-    compilation and sharding."""
+    """Yield lines with the parameter counts of the model, the batches of an update, and a note on
+    compilation."""
     parts = config.params_by_part()
     width = max(map(len, parts))
     yield f"{config.name}: {config.num_params():,} parameters"
@@ -67,9 +67,6 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
     if config.training.compile and config.decoder.is_compilable:
         yield "the first update compiles the model, which can take several minutes"
-    if config.training.tables == "sharded" and process.world_size > 1:
-        note = "; only the decoder is compiled" if config.training.compile else ""
-        yield f"the tables are sharded over {process.world_size} devices{note}"
 
 
 def _update_line(config: Config, process: Process, block: int) -> str:
