@@ -35,7 +35,15 @@ def read_lines(path: Path) -> list[LogLine]:
     except FileNotFoundError:
         return []
     *complete, _ = text.split(b"\n")
-    return [_parse(path, number, line) for number, line in enumerate(complete, start=1)]
+    lines: list[LogLine] = []
+    for number, line in enumerate(complete, start=1):
+        try:
+            lines.append(parse(LogLine, load_object(line), ""))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: line {number}: damaged, or written by another version: {error}"
+            ) from None
+    return lines
 
 
 def curve_of(lines: Sequence[LogLine]) -> list[Validation]:
@@ -51,16 +59,6 @@ def trim(path: Path, update: int) -> None:
         return
     kept = [line for line in read_lines(path) if line.update <= update]
     atomic_write_text(path, "".join(as_json(line, LogLine, indent=None) + "\n" for line in kept))
-
-
-def _parse(path: Path, number: int, line: bytes) -> LogLine:
-    try:
-        parsed: LogLine = parse(LogLine, load_object(line), "")
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: line {number}: damaged, or written by another version: {error}"
-        ) from None
-    return parsed
 
 
 Choice = Literal["newest", "best"] | int

@@ -16,8 +16,7 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import empty_model, first_values
-from zipflm.runs.provenance import origin_of
-from zipflm.runs.records import ImportedState, Position, TrainingState
+from zipflm.runs.records import ImportedState, Origin, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.checks import SAME_INPUTS_REMEDY, check_run_folder, require_weights_of
 from zipflm.training.metrics import Log, Tally
@@ -109,7 +108,8 @@ def open_run(
         return None
     origin = None
     if initial is not None and latest is None:
-        origin = origin_of(initial)
+        source = str(initial.path.resolve().parent.parent)
+        origin = Origin(run=source, checkpoint=initial.name, weights=initial.weights_hash)
         process.require_same({"the initial weights": origin.weights}, SAME_INPUTS_REMEDY)
         process.run_on_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
