@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import signal
+import threading
 import time
 import zipfile
 from contextlib import redirect_stdout
@@ -154,17 +155,19 @@ def test_finds_a_damaged_shard(word_data, copy):
     assert [checkpoint.update for checkpoint in copy.checkpoints()] == [3, 2]
 
 
-def _die_while_saving(path, out, overrides):
-    """Train, but all processes die while saving update 4, the second one without its shard."""
+def _train_slowly(path, out, overrides, wait, dies):
+    """Train, but the second process writes update 4 slowly, or all die while saving it."""
     torch.set_num_threads(1)
     true_write = ShardWriter.write_data
 
     def write(self, plan, planner):
-        if "update-00000004" in str(self.unfinished):
-            if os.environ["RANK"] != "1":
+        is_second = os.environ["RANK"] == "1"
+        if "update-00000004" in str(self.unfinished) and (is_second or dies):
+            if not is_second:
                 true_write(self, plan, planner)
-            time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(wait)
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
         return true_write(self, plan, planner)
 
     ShardWriter.write_data = write
@@ -181,10 +184,37 @@ def _die_while_saving(path, out, overrides):
 EVERY = [*SAME, "training.checkpoint_every=2", "training.report_every=1"]
 
 
+def test_training_continues_while_a_checkpoint_is_saved(word_data, tmp_path):
+    out = tmp_path / "run"
+    overrides = [*EVERY, updates(7), "training.parallel=fsdp", "training.validate_every=0"]
+    seen = threading.Event()
+
+    def look():
+        """Check that updates after 4 are logged before its checkpoint exists."""
+        for _ in range(600):
+            log = (out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else ""
+            there = (out / "checkpoints" / "update-00000004").exists()
+            if '"update": 5' in log and not there:
+                seen.set()
+            time.sleep(0.05)
+            if there:
+                return
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    assert in_processes(2, _train_slowly, word_data.path, out, overrides, 3.0, False) == [0, 0]
+    watcher.join()
+    assert seen.is_set()
+    assert [c.update for c in RunFolder(out).checkpoints()] == [7, 6, 4, 2]
+    run(word_data, tmp_path / "one", *EVERY, updates(4), "training.validate_every=0")
+    # The checkpoint has the weights of update 4.
+    assert_close(weights(out, 4), weights(tmp_path / "one", 4), **TOLERANCE)
+
+
 def test_can_be_killed_while_saving(word_data, tmp_path):
     out = tmp_path / "run"
     overrides = [*EVERY, updates(6), "training.parallel=fsdp"]
-    codes = in_processes(2, _die_while_saving, word_data.path, out, overrides)
+    codes = in_processes(2, _train_slowly, word_data.path, out, overrides, 0.5, True)
     assert codes == [-signal.SIGKILL] * 2
     folder = RunFolder(out)
     assert [checkpoint.update for checkpoint in folder.checkpoints()] == [2]

@@ -78,6 +78,7 @@ def train(
                 return _loop(run, saver, stop)
         finally:
             run.stream.close()
+            saver.close()
             run.log.close()
 
 
@@ -127,6 +128,7 @@ def _loop(run: Run, saver: Saver, stop: StopSignal) -> bool:
         tally.resume()
     tally.pause()
     tally.add(results.drain())
+    saver.wait()
     if saver.newest < run.update:
         saver.save(None, required=True)
     return _log_outcome(run)
