@@ -35,7 +35,7 @@ from zipflm.model.outputs import FullSoftmax
 from zipflm.presets import dataset_of, from_name
 from zipflm.presets.recipes import apply
 from zipflm.settings import override
-from zipflm.training.nesterov import NesterovMomentum
+from zipflm.training.optimizers import NesterovMomentum
 
 
 class Size(NamedTuple):

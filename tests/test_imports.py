@@ -30,7 +30,7 @@ ALLOWED = {
     "model.band_search": {"model.bands"},
     "data": {"config", "model.inputs", "messages", "settings", "storage"},
     "data.vocabulary": set(),
-    "runs": {"model", "data", "config", "field_help", "messages", "settings", "storage", "units"},
+    "runs": {"model", "data", "config", "messages", "settings", "storage", "units"},
     "memory": {"runs.load", "data.vocabulary", "config", "settings", "storage"},
     "memory.building": {"memory", "evaluation", "runs.load", "model.precision"}
     | {"data.batches", "data.folder", "data.vocabulary", "settings", "storage"},

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zipflm.distributed.device import resolve_device
+from zipflm.distributed.processes import resolve_device
 
 
 @pytest.fixture

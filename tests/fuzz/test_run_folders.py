@@ -20,10 +20,10 @@ from training_runs import read_contents
 
 from zipflm.distributed.processes import Process
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
-from zipflm.runs import resume
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
 from zipflm.storage import seal
+from zipflm.training.checks import check_run_folder
 from zipflm.training.setup import newest_valid
 
 OPTIONS = ScoringOptions(device="cpu")
@@ -48,7 +48,7 @@ class Run:
             return run.log()
         if name in OWN:
             held = run.config()
-            resume.check(run, held, self.data, resume=True)
+            check_run_folder(run, held, self.data, resume=True)
             return held, run.versions(), [checkpoint.update for checkpoint in run.checkpoints()]
         contents = read_contents(run.choose("newest"))
         loaded = load_run(self.path)

@@ -10,7 +10,7 @@ from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import load_run
-from zipflm.runs.resume import check
+from zipflm.training.checks import check_run_folder
 
 SHORT = "training.max_updates=2"
 LONGER = "training.max_updates=3"
@@ -28,9 +28,9 @@ def same_words(word_data, tmp_path_factory):
 
 def test_rejects_another_training_text(copy, word_data, same_words):
     config = config_of(word_data)
-    check(copy, config, word_data, resume=True)
+    check_run_folder(copy, config, word_data, resume=True)
     with pytest.raises(ValueError) as error:
-        check(copy, config, same_words, resume=True)
+        check_run_folder(copy, config, same_words, resume=True)
     for part in (word_data, same_words):
         assert part.split("train").sha256[:12] in str(error.value)
     assert "--other-text" in str(error.value)
@@ -53,7 +53,7 @@ def test_records_another_training_text(word_data, same_words, tmp_path):
 
 def test_rejects_another_vocabulary(copy, word_data, other_data):
     with pytest.raises(ValueError, match="was trained with the vocabulary") as error:
-        check(copy, config_of(word_data), other_data, resume=True, other_text=True)
+        check_run_folder(copy, config_of(word_data), other_data, resume=True, other_text=True)
     for data in (word_data, other_data):
         assert data.vocabulary.hash[:12] in str(error.value)
 
@@ -70,12 +70,12 @@ def test_rejects_another_vocabulary(copy, word_data, other_data):
 )
 def test_rejects_another_model_or_optimizer(copy, word_data, override, message):
     with pytest.raises(ValueError, match=f"holds a run of tiny/ADP-T with {message}"):
-        check(copy, config_of(word_data, override), word_data, resume=True)
+        check_run_folder(copy, config_of(word_data, override), word_data, resume=True)
 
 
 def test_length_batches_and_precision_can_change(copy, word_data):
     others = ["training.max_updates=99", "batches.tokens=128", "training.dtype=bfloat16"]
-    check(copy, config_of(word_data, *others), word_data, resume=True)
+    check_run_folder(copy, config_of(word_data, *others), word_data, resume=True)
 
 
 def test_does_not_overwrite_a_run_that_has_started(copy, word_data):
@@ -83,28 +83,28 @@ def test_does_not_overwrite_a_run_that_has_started(copy, word_data):
     with pytest.raises(
         ValueError, match="already holds a run of tiny/ADP-T.*update-00000006.*--res"
     ):
-        check(copy, config, word_data, resume=False)
+        check_run_folder(copy, config, word_data, resume=False)
     shutil.rmtree(copy.checkpoints_path)
     with pytest.raises(ValueError, match="already holds a run .*no checkpoint yet"):
-        check(copy, config, word_data, resume=False)
+        check_run_folder(copy, config, word_data, resume=False)
     copy.log_path.unlink()
-    check(copy, config, word_data, resume=False)
+    check_run_folder(copy, config, word_data, resume=False)
 
 
 def test_accepts_a_moved_data_folder(copy, word_data, tmp_path):
     moved = DataFolder.open(shutil.copytree(word_data.path, tmp_path / "moved"))
-    check(copy, config_of(word_data), moved, resume=True)
+    check_run_folder(copy, config_of(word_data), moved, resume=True)
 
 
 def test_rejects_imported_models(imported_run, word_data):
     with pytest.raises(ValueError, match="an imported model cannot be resumed"):
-        check(RunFolder(imported_run), config_of(word_data), word_data, resume=True)
+        check_run_folder(RunFolder(imported_run), config_of(word_data), word_data, resume=True)
 
 
 def test_rejects_checkpoints_without_a_config(copy, word_data):
     (copy.path / "config.json").unlink()
     with pytest.raises(ValueError, match="has checkpoints but no config.json"):
-        check(copy, config_of(word_data), word_data, resume=True)
+        check_run_folder(copy, config_of(word_data), word_data, resume=True)
 
 
 def test_rejects_another_splitting(copy, word_data, tmp_path):
@@ -113,7 +113,7 @@ def test_rejects_another_splitting(copy, word_data, tmp_path):
     options = Options(vocabulary=word_data.vocabulary, splitting=Splitting("words", lowercase=True))
     other = prepare(tmp_path / "d", texts, options)
     with pytest.raises(ValueError, match="--words whitespace, but .*--words words --lowercase"):
-        check(copy, config_of(word_data), other, resume=True, other_text=True)
+        check_run_folder(copy, config_of(word_data), other, resume=True, other_text=True)
 
 
 def test_runs_and_checkpoints_store_the_splitting(tmp_path):

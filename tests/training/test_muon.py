@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from training_runs import in_processes
 
 from zipflm.distributed.processes import started
-from zipflm.training.muon import StackedMuon, orthogonalize
+from zipflm.training.optimizers import StackedMuon, orthogonalize
 
 OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 

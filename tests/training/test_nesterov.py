@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zipflm.training.nesterov import NesterovMomentum
+from zipflm.training.optimizers import NesterovMomentum
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "nag.json").read_text())
 

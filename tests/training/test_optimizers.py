@@ -11,8 +11,7 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.presets import FACTORIZATIONS, preset
 from zipflm.runs.sharded import StoredTensors
 from zipflm.training import optimizers
-from zipflm.training.muon import StackedMuon
-from zipflm.training.nesterov import NesterovMomentum
+from zipflm.training.optimizers import NesterovMomentum, StackedMuon
 
 CONFIGS = [Nesterov(weight_decay=0.1), AdamW(weight_decay=0.1), Muon(matrix_weight_decay=0.1)]
 TYPES = {

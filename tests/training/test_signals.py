@@ -62,7 +62,7 @@ def test_prints_one_message(seen, capfd):
         stop.arm()
         signal.raise_signal(signal.SIGINT)
         message = capfd.readouterr().err
-        assert stop.is_requested and message.count("\n") == 1
+        assert stop.is_requested and message.count("\n") == 2
         assert "stopping after this update" in message
         signal.raise_signal(signal.SIGINT)
     with StopSignal(is_single_process=False) as stop:

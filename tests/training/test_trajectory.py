@@ -19,7 +19,7 @@ from zipflm.distributed.processes import Process
 from zipflm.interop.fairseq import model_weights
 from zipflm.model.language_model import LanguageModel
 from zipflm.training import optimizers, step
-from zipflm.training.nesterov import NesterovMomentum
+from zipflm.training.optimizers import NesterovMomentum
 from zipflm.training.schedule import learning_rate
 
 GOLDEN = Path(__file__).parents[1] / "golden"

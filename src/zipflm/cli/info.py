@@ -153,7 +153,7 @@ def _show_paper(as_json: bool) -> None:
 
 
 def _show_bands(data: str, dim: int, device: str | None, as_json: bool) -> None:
-    from zipflm.distributed.device import resolve_device
+    from zipflm.distributed.processes import resolve_device
     from zipflm.model.band_search import DEVICES, paper_bands, suggest, weigh
 
     speeds = "cpu" if resolve_device(device) == "cpu" else "h200"

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zipflm.distributed import STALL_SECONDS
-from zipflm.distributed.device import resolve_device
 from zipflm.distributed.failures import Group, describe_error, list_problems
 from zipflm.storage import LOCK
 
@@ -141,6 +140,30 @@ def _lock_in(folder: Path) -> str | None:
         return (folder / LOCK).read_text(encoding="utf-8")
     except OSError:
         return None
+
+
+def resolve_device(name: str | None) -> str:
+    """Return `name`; by default cuda if available, otherwise cpu.
+
+    Raises ValueError if PyTorch cannot use the device on this machine.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name}: choose cpu, cuda, cuda:N or mps") from None
+    count = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if (device.index or 0) >= count.get(device.type, 0):
+        raise ValueError(
+            f"device={name}: not available here; use another device, such as cpu, or "
+            "fewer processes"
+        )
+    return name
 
 
 _group: Group | None = None

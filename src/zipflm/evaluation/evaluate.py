@@ -22,8 +22,7 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
-from zipflm.distributed.device import resolve_device
-from zipflm.distributed.processes import SINGLE_PROCESS, Process
+from zipflm.distributed.processes import SINGLE_PROCESS, Process, resolve_device
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import Evaluation
 from zipflm.evaluation.scoring import score

@@ -115,20 +115,15 @@ class Checkpoint:
         sums = [self.checksums[name] for name in self.weights_files]
         return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
 
-    def verify(self, *, optimizer: bool = True, share: tuple[int, int] = (0, 1)) -> None:
+    def verify(self, *, optimizer: bool = True) -> None:
         """Compare every file with its checksum. Raises ValueError for the first that differs.
 
         `optimizer=False` skips the optimizer state, which is up to twice the size of the weights.
-        To divide the work among several processes, pass `share=(rank, world_size)`: each process
-        reads some of the files.
         """
-        states = self.optimizer_files
-        others = [name for name in self.checksums if name not in (*self.weights_files, *states)]
-        # This order balances the work if the same number of processes saved the checkpoint.
-        first, step = share
-        names = [*others, *self.weights_files, *(states if optimizer else [])]
-        for name in names[first::step]:
-            require_unchanged(self.path, name, self.checksums)
+        skipped = [] if optimizer else self.optimizer_files
+        for name in self.checksums:
+            if name not in skipped:
+                require_unchanged(self.path, name, self.checksums)
 
     def state(self) -> SavedState:
         state: SavedState = read_value(SavedState, self.path / _STATE)
@@ -178,13 +173,6 @@ class Checkpoint:
         doomed = self.path.with_name("." + self.name)
         os.rename(self.path, doomed)
         shutil.rmtree(doomed)
-
-    def set_aside(self) -> Path:
-        """Rename a damaged checkpoint, so that it is no longer listed. Return the new path."""
-        aside = self.path.with_name(f".damaged-{self.name}")
-        shutil.rmtree(aside, ignore_errors=True)  # from an earlier attempt
-        os.rename(self.path, aside)
-        return aside
 
 
 def _shards_of(kind: str, names: Iterable[str]) -> list[str]:

@@ -35,7 +35,15 @@ def read_lines(path: Path) -> list[LogLine]:
     except FileNotFoundError:
         return []
     *complete, _ = text.split(b"\n")
-    return [_parse(path, number, line) for number, line in enumerate(complete, start=1)]
+    lines: list[LogLine] = []
+    for number, line in enumerate(complete, start=1):
+        try:
+            lines.append(parse(LogLine, load_object(line), ""))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: line {number}: damaged, or written by another version: {error}"
+            ) from None
+    return lines
 
 
 def curve_of(lines: Sequence[LogLine]) -> list[Validation]:
@@ -51,16 +59,6 @@ def trim(path: Path, update: int) -> None:
         return
     kept = [line for line in read_lines(path) if line.update <= update]
     atomic_write_text(path, "".join(as_json(line, LogLine, indent=None) + "\n" for line in kept))
-
-
-def _parse(path: Path, number: int, line: bytes) -> LogLine:
-    try:
-        parsed: LogLine = parse(LogLine, load_object(line), "")
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: line {number}: damaged, or written by another version: {error}"
-        ) from None
-    return parsed
 
 
 Choice = Literal["newest", "best"] | int
@@ -197,9 +195,14 @@ class RunFolder:
             if best is None or checkpoint.path != best.path:
                 checkpoint.remove()
 
-    def set_aside(self, update: int) -> list[Path]:
-        """Rename all checkpoints after `update`, which are damaged. Return the new paths."""
-        return [c.set_aside() for c in self.checkpoints() if c.update > update]
+    def set_aside(self, update: int) -> Iterator[Path]:
+        """Rename all checkpoints after `update`, which are damaged, so that they are no longer
+        listed. Yield the new paths."""
+        for checkpoint in self.checkpoints():
+            if checkpoint.update > update:
+                aside = checkpoint.path.with_name(f".damaged-{checkpoint.name}")
+                shutil.rmtree(aside, ignore_errors=True)  # from an earlier attempt
+                yield checkpoint.path.rename(aside)
 
     def _clean(self) -> None:
         """Remove checkpoints that a killed process was saving or removing."""

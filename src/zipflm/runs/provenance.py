@@ -11,8 +11,7 @@ from pathlib import Path
 
 from zipflm import __version__
 from zipflm.data.folder import DataFolder
-from zipflm.runs.checkpoint import Checkpoint
-from zipflm.runs.records import Origin, Provenance
+from zipflm.runs.records import Provenance
 
 _PACKAGE = Path(__file__).parents[1]
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
@@ -30,11 +29,6 @@ def provenance(data: DataFolder, device: str = "") -> Provenance:
         data=str(data.path.resolve()),
         device=device,
     )
-
-
-def origin_of(checkpoint: Checkpoint) -> Origin:
-    run = checkpoint.path.resolve().parent.parent
-    return Origin(run=str(run), checkpoint=checkpoint.name, weights=checkpoint.weights_hash)
 
 
 def _versions() -> dict[str, str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any
 
 from zipflm.config import Blocks, Splitting, Unit
 from zipflm.config.checks import ByKind
@@ -77,7 +77,7 @@ class Report:
     compiled: bool | None = None
     """True if every update since the start or resumption ran compiled; None without compilation."""
     compile_seconds: float = 0.0
-    """Part of `seconds` spent compiling the model."""
+    """Part of `seconds` spent in updates that compiled the model."""
     cpu_seconds: float | None = None
     """CPU time of the training thread, excluding compilation. If it is much less than
     `seconds - compile_seconds`, other processes probably used the CPU. None on a GPU or with
@@ -135,21 +135,40 @@ class SinceReport:
     """Part of `seconds` spent waiting for data."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingState:
+@dataclass(kw_only=True)
+class Counters:
+    """Counters of a run, which are saved with checkpoints."""
+
+    update: int = 0
+    """Number of the last update that is counted."""
+    seconds: float = 0.0
+    """Training time."""
+    compile_seconds: float = 0.0
+    """Part of `seconds` spent in updates that compiled the model."""
+    cpu_seconds: float | None = None
+    """CPU time of the training thread, without compilation; see `Report`. Other threads are
+    excluded, because OpenMP threads can use CPU time while they wait."""
+    skipped: int = 0
+    """Number of skipped updates: their loss or gradient was not finite."""
+    skipped_in_a_row: int = 0
+    """Number of consecutive skipped updates up to now."""
+    since_report: SinceReport = field(default_factory=SinceReport)
+    best_loss: float | None = None
+    """Lowest validation loss so far, on the sample that every validation scores."""
+    since_best: int = 0
+    """Number of validations since the one with the lowest loss."""
+
+    def counters(self) -> dict[str, Any]:
+        """Return the counters by name, to copy them to another record."""
+        counters = {item.name: getattr(self, item.name) for item in fields(Counters)}
+        return counters | {"since_report": replace(self.since_report)}  # it changes
+
+
+@dataclass(kw_only=True)
+class TrainingState(Counters):
     """State other than tensors that a run needs to continue exactly where it stopped."""
 
-    update: int
     place: Position
-    seconds: float
-    compile_seconds: float = 0.0
-    """Part of `seconds` spent compiling the model."""
-    cpu_seconds: float | None = None
-    """See `Report`."""
-    skipped: int
-    skipped_in_a_row: int
-    """Number of consecutive skipped updates up to now."""
-    since_report: SinceReport
     loss_scale: tuple[float, float] | None
     """For float16: the loss scale, and the number of updates since it last changed."""
     seed: int
@@ -160,10 +179,6 @@ class TrainingState:
     """SHA-256 of the token file of the training split."""
     valid: Validation | None
     """The result of these weights on the full validation set, if they were scored on it."""
-    best_loss: float | None = None
-    """Lowest validation loss so far, on the sample that every validation scores."""
-    since_best: int = 0
-    """Number of validations since the one with the lowest loss."""
 
     @property
     def has_finite_loss(self) -> bool:

@@ -22,7 +22,6 @@ from zipflm.distributed.failures import describe_error
 from zipflm.distributed.processes import Process
 from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.memory.specs import cache_settings
-from zipflm.runs import resume
 from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.budgets import (
     Setting,
@@ -55,7 +54,7 @@ from zipflm.studies.protocol import describe_request, describe_training
 from zipflm.studies.report import require_report_folder, write_report
 from zipflm.studies.study import SplitText, Study, Tried, build_study
 from zipflm.training import throughput
-from zipflm.training.checks import check_data
+from zipflm.training.checks import check_data, check_run_folder, require_same_config
 from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
@@ -162,7 +161,7 @@ class Runner:
             raise ValueError("interrupted; run the same command again to continue")
 
     def _is_trained(self, plan: Plan) -> bool:
-        resume.check(plan.run, plan.config, plan.data, resume=True)
+        check_run_folder(plan.run, plan.config, plan.data, resume=True)
         checkpoints = plan.run.checkpoints()
         if not checkpoints or checkpoints[0].update < plan.updates:
             return False
@@ -324,14 +323,14 @@ def check_plan(plan: Plan, process: Process, *, check_folder: bool = True) -> No
         check_data(plan.config, plan.data)
         accumulation(plan.config, process)
         if check_folder:
-            resume.check(plan.run, plan.config, plan.data, resume=True)
+            check_run_folder(plan.run, plan.config, plan.data, resume=True)
         if check_folder and plan.run.holds_a_run:
-            resume.require_same_config(
+            require_same_config(
                 plan.run.path,
                 plan.run.config(),
                 plan.config,
-                ignored=RESULT_NEUTRAL,
-                otherwise="choose another folder for a different study",
+                can_change=RESULT_NEUTRAL.__contains__,
+                otherwise=", or choose another folder for a different study",
             )
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None

@@ -151,24 +151,16 @@ def _try_save(run: Run, contents: Contents) -> OSError | None:
 
 
 def _state(run: Run, valid: Validation | None) -> TrainingState:
-    tally, data = run.tally, run.data
+    data = run.data
     return TrainingState(
-        update=run.update,
+        **run.tally.counters(),
         place=run.stream.position,
-        seconds=tally.seconds,
-        compile_seconds=tally.compile_seconds,
-        cpu_seconds=tally.cpu_seconds,
-        skipped=tally.skipped,
-        skipped_in_a_row=tally.skipped_in_a_row,
-        since_report=replace(tally.since_report),  # copied, because it changes
         loss_scale=run.learner.scale.dump(),
         seed=run.config.training.seed,
         world_size=run.process.world_size,
         vocabulary=data.vocabulary.hash,
         text=data.split("train").sha256,
         valid=valid,
-        best_loss=run.best_loss,
-        since_best=run.since_best,
     )
 
 

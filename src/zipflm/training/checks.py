@@ -1,25 +1,33 @@
-"""Check the config of a run against its data, its initial weights and the other processes."""
+"""Check the config of a run against its data, folder, initial weights and the other processes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from zipflm import __version__
 from zipflm.config import Config, require
-from zipflm.data.folder import CODES_FILE, VOCABULARY_FILE, DataFolder
+from zipflm.data.folder import CODES_FILE, METADATA_FILE, VOCABULARY_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.distributed.processes import Process
 from zipflm.field_help import fields_of
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
+from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import empty_model
+from zipflm.runs.records import Provenance
 from zipflm.training.schedule import stretch_schedule
 from zipflm.training.stream import accumulation, tokens_per_batch, training_batches
 
 _MAX_SHARE_OF_CONTINUED_WORDS = 0.05
 """If a larger fraction of the words end in subword-nmt's @@, the text counts as split by BPE."""
+
+_FIXED = ("batches.unit", "training.optimizer", "training.seed")
+"""Settings of batches and training that cannot change when a run is resumed. With another seed,
+parts of the text would be repeated or skipped."""
 
 
 def check_data(config: Config, data: DataFolder) -> None:
@@ -52,6 +60,86 @@ def check_data(config: Config, data: DataFolder) -> None:
         config.training.patience,
         f"needs a validation set, but {data.path} has none; prepare it with --valid",
     )
+
+
+def check_run_folder(
+    run: RunFolder, config: Config, data: DataFolder, *, resume: bool, other_text: bool = False
+) -> None:
+    """Raise ValueError if a run cannot be started in the folder or, with `resume`, continued.
+
+    `other_text` allows a different training text with the same vocabulary.
+    """
+    done = run.checkpoints()
+    if not run.holds_a_run:
+        if done:
+            raise ValueError(
+                f"{run.path}: has checkpoints but no config.json; choose another folder"
+            )
+        if (run.path / METADATA_FILE).exists():
+            raise ValueError(f"{run.path}: this is a data folder; choose another folder")
+        return
+    held = run.config()
+    if not resume and (done or run.log_path.exists()):
+        raise ValueError(
+            f"{run.path} already holds a run of {held.name} "
+            f"({done[0].name if done else 'no checkpoint yet'}); to continue it, add --resume; to "
+            f"start a run of {config.name}, choose another folder"
+        )
+    if not resume:  # stopped before its first log line
+        return
+    versions = run.versions()
+    if versions is None:
+        raise ValueError(f"{run.path}: an imported model cannot be resumed; choose another folder")
+    _require_same_data(run.path, versions.latest, data, other_text)
+    # Other settings of batches and training can change, such as the block length or the schedule.
+    require_same_config(
+        run.path,
+        held,
+        config,
+        can_change=lambda key: key.startswith(("batches.", "training.")) and key not in _FIXED,
+    )
+
+
+def _require_same_data(out: Path, held: Provenance, data: DataFolder, other_text: bool) -> None:
+    if held.vocabulary != data.vocabulary.hash:
+        raise ValueError(
+            f"{out} was trained with the vocabulary {held.vocabulary[:12]}, but {data.path} has "
+            f"{data.vocabulary.hash[:12]}; resume with the data folder it was started with"
+        )
+    if held.splitting != data.splitting:
+        raise ValueError(
+            f"{out} was trained on text prepared with {held.splitting}, but {data.path} was "
+            f"prepared with {data.splitting}; resume with text split in the same way"
+        )
+    text = data.split("train").sha256
+    if held.text != text and not other_text:
+        raise ValueError(
+            f"{out} was trained on the text {held.text[:12]} (from {held.data}), but the training "
+            f"text of {data.path} is {text[:12]}; resume with the same text, choose another "
+            "folder, or add --other-text to continue with this text"
+        )
+
+
+def require_same_config(
+    out: Path,
+    held: Config,
+    requested: Config,
+    *,
+    can_change: Callable[[str], bool],
+    otherwise: str = "",
+) -> None:
+    """Raise ValueError for the first setting that differs, unless `can_change` is True for its key.
+
+    `otherwise` is another remedy.
+    """
+    old, new = ({field.key: field.value for field in fields_of(c)} for c in (held, requested))
+    for key in new | old:
+        before, now = old.get(key, "none"), new.get(key, "none")
+        if before != now and not can_change(key):
+            raise ValueError(
+                f"{out} holds a run of {held.name} with {key}={before}, not the {now} requested; "
+                f"resume with the same preset, recipe and overrides{otherwise}"
+            )
 
 
 def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:

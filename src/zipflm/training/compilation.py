@@ -1,4 +1,4 @@
-"""Compile the model for each run separately, and count calls that ran uncompiled.
+"""Compile the model for each run separately, and notice calls that ran uncompiled.
 
 torch stores compiled versions with the code object of a function. After eight versions it silently
 runs the function uncompiled. All models of a process share the code of their methods, so a study
@@ -26,7 +26,7 @@ _serial_numbers = itertools.count()
 
 
 class Compilation:
-    """Compiles the forward of modules of the same type, and counts calls that ran uncompiled.
+    """Compiles the forward of modules of the same type.
 
     Validation runs uncompiled: its batches have different shapes, and compiling for them would
     take longer than it saves.
@@ -38,15 +38,11 @@ class Compilation:
         which run slower."""
         self._fixed_shapes = fixed_shapes
         self._compiled: dict[tuple[torch.Size, ...] | None, Callable[..., Tensor]] = {}
-        self.num_uncompiled = 0
-        """Number of calls that should have run compiled but did not."""
+        self.is_complete = True
+        """False if a call ran uncompiled that should not have."""
         for module in modules:
             # `module.compile()` would also compile the hooks of FSDP.
             module.forward = partial(self._forward, module)
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_uncompiled == 0
 
     @property
     def num_versions(self) -> int:
@@ -66,13 +62,12 @@ class Compilation:
             return self._compiled[shape](module, self, *inputs)
         except FailOnRecompileLimitHit:
             # Only with dynamic shapes. Run shapes without a version uncompiled instead of failing.
-            self._compiled[shape] = _without_new_versions(self._compiled[shape])
-            return self._compiled[shape](module, self, *inputs)
+            return _checked_forward(module, self, *inputs)
 
     def _compile(self) -> Callable[..., Tensor]:
         # fullgraph: with graph breaks, a forward compiled in parts would count as compiled.
         return torch.compile(
-            _copy_of(_counted_forward),
+            _copy_of(_checked_forward),
             backend=BACKEND,
             fullgraph=True,
             dynamic=False if self._fixed_shapes else None,
@@ -89,21 +84,11 @@ def _plain_forward(module: nn.Module, *inputs: Any) -> Tensor:
     return output
 
 
-def _counted_forward(module: nn.Module, compilation: Compilation, *inputs: Any) -> Tensor:
+def _checked_forward(module: nn.Module, compilation: Compilation, *inputs: Any) -> Tensor:
     # The condition is constant while torch compiles, so compiled code does not contain this check.
     if not torch.compiler.is_compiling():
-        compilation.num_uncompiled += 1
+        compilation.is_complete = False
     return _plain_forward(module, *inputs)
-
-
-def _without_new_versions(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap a compiled function so that it runs uncompiled if no existing version matches."""
-
-    def run_without_compiling(*inputs: Any) -> Tensor:
-        with torch.compiler.set_stance("eager_on_recompile"):
-            return compiled(*inputs)
-
-    return run_without_compiling
 
 
 def _copy_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

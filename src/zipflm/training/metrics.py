@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +23,18 @@ from rich.progress import (
 
 from zipflm.messages import one_line
 from zipflm.runs.folder import RunFolder, append_line
-from zipflm.runs.records import LogLine, Report, SinceReport, Validation
+from zipflm.runs.records import Counters, LogLine, Report, SinceReport, Validation
 from zipflm.settings import to_dict
 from zipflm.training.step import Learner, UpdateResult
 
 
-@dataclass
-class Tally:
-    """Counters of a run. All except `should_stop` are saved with checkpoints.
+@dataclass(kw_only=True)
+class Tally(Counters):
+    """Updates the counters of a run.
 
     Only training time counts: call `pause` before validating or saving and `resume` afterwards.
     """
 
-    update: int = 0
-    """Number of the last update whose result was added."""
-    seconds: float = 0.0
-    """Training time."""
-    compile_seconds: float = 0.0
-    """Part of `seconds` spent in updates that compiled the model."""
-    cpu_seconds: float | None = None
-    """CPU time of this thread, without compilation; None if not measured. Other threads are
-    excluded, because OpenMP threads can use CPU time while they wait."""
-    skipped: int = 0
-    """Number of skipped updates: their loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    """Number of consecutive skipped updates up to now."""
-    since_report: SinceReport = field(default_factory=SinceReport)
     should_stop: bool = False
     """True if a process received a request to stop."""
 
@@ -69,6 +56,13 @@ class Tally:
             since.tokens += int(result.tokens)
             since.words += int(result.words)
             since.grad_norm = result.norm
+
+    def record_validation(self, loss: float | None) -> None:
+        best = math.inf if self.best_loss is None else self.best_loss
+        if loss is not None and loss < best:
+            self.best_loss, self.since_best = loss, 0
+        else:
+            self.since_best += 1
 
     def resume(self) -> None:
         self._since, self._cpu_since = time.perf_counter(), time.thread_time()
@@ -106,7 +100,18 @@ class Log:
         self, run: RunFolder, max_updates: int, is_silent: bool = False, tensorboard: bool = False
     ) -> None:
         self._run, self._max_updates, self._is_silent = run, max_updates, is_silent
-        self._bar: Progress | None = None
+        self._has_bar = sys.stdout.isatty() and not is_silent
+        self._bar = Progress(
+            TextColumn("update"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[stage]}"),
+            console=Console(),
+            disable=not self._has_bar,
+        )
+        self._task = self._bar.add_task("", total=max_updates, stage="")
         self.is_output_closed = False
         """True if the program that reads stdout has exited (`| head`, or a `| tee` stopped by
         Ctrl-C)."""
@@ -118,32 +123,18 @@ class Log:
         the number of updates done."""
         if self._tensorboard:
             self._events = _event_writer(self._run.path / "tensorboard")
-        if sys.stdout.isatty() and not self._is_silent:
-            columns = (
-                TextColumn("update"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[stage]}"),
-            )
-            self._bar = Progress(*columns, console=Console())
-            total = self._max_updates
-            self._task = self._bar.add_task("", total=total, completed=update, stage="")
-            self._bar.start()
+        self._bar.reset(self._task, start=True, total=self._max_updates, completed=update)
+        self._bar.start()
+        if self._has_bar:
             # A signal can end the program before the bar would show the cursor again.
             self._bar.console.show_cursor(True)
 
     def advance(self, update: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=update)
+        self._bar.update(self._task, completed=update)
 
     @contextmanager
     def status(self, text: str) -> Iterator[None]:
         """Show `text` next to the bar, if there is one."""
-        if self._bar is None:
-            yield
-            return
         self._bar.update(self._task, stage=f"  {text} ...", refresh=True)
         try:
             yield
@@ -151,8 +142,7 @@ class Log:
             self._bar.update(self._task, stage="", refresh=True)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
         if self._events is not None:
             self._events.close()
 
@@ -160,7 +150,7 @@ class Log:
         if self._is_silent or self.is_output_closed:
             return
         text = one_line(text)
-        if self._bar is not None:
+        if self._has_bar:
             # Let the terminal wrap long lines, as it does without a bar.
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -218,7 +208,7 @@ def _report_parts(line: Report) -> list[str]:
     ]
     if line.flop_utilisation is not None:
         parts.append(f"{line.flop_utilisation:.1%} of peak")
-    parts.append(f"left {_duration(line.seconds_left)}")
+    parts.append(f"left {timedelta(seconds=round(line.seconds_left))}")
     if line.compiled is False:
         parts.append("NOT COMPILED")
     if line.skipped:
@@ -230,12 +220,6 @@ def _number(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return "not finite"
     return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def _event_writer(path: Path) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
-from zipflm.config import Tie
+from zipflm.config import Tie, TrainingConfig
 from zipflm.distributed.processes import Process
 from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
@@ -85,19 +84,17 @@ def like_shard(part: Tensor, other: Tensor) -> Tensor:
     )
 
 
-Parallel = Literal["ddp", "fsdp"]
-Tables = Literal["replicated", "sharded"]
-
-
-def should_shard(process: Process, parallel: Parallel) -> bool:
+def should_shard(process: Process, training: TrainingConfig) -> bool:
     """Return True if FSDP shards the model over processes."""
-    return process.world_size > 1 and parallel == "fsdp"
+    return process.world_size > 1 and training.parallel == "fsdp"
 
 
-def shard_tables_if_configured(model: LanguageModel, process: Process, tables: Tables) -> list[str]:
-    """Shard the tables over several processes if `tables` is "sharded". Return the names of the
-    sharded tables."""
-    if process.world_size == 1 or tables == "replicated":
+def shard_tables_if_configured(
+    model: LanguageModel, process: Process, training: TrainingConfig
+) -> list[str]:
+    """Shard the tables over several processes, if configured. Return the names of the sharded
+    tables."""
+    if process.world_size == 1 or training.tables == "replicated":
         return []
     return shard_tables(model, TableShards(_mesh(process)))
 
@@ -106,24 +103,29 @@ def wrap(
     scorer: nn.Module,
     model: LanguageModel,
     process: Process,
-    parallel: Parallel,
-    policy: MixedPrecisionPolicy,
+    training: TrainingConfig,
+    is_accumulated: bool,
     fill: Callable[[], None],
-    tables: Sequence[str] = (),
+    sharded_tables: Sequence[str],
 ) -> nn.Module:
     """Move `scorer`, which contains `model`, to the device, and wrap it in DDP or FSDP if there are
     several processes.
 
-    `fill` moves the model, or allocates and initializes it, after sharding. `policy` is for FSDP.
-    `tables` are already sharded by `shard_tables_if_configured`, so DDP and FSDP ignore them.
+    `fill` moves the model, or allocates and initializes it, after sharding. DDP and FSDP ignore
+    `sharded_tables`.
     """
-    if should_shard(process, parallel):
-        _shard(scorer, model, process, policy, {model.get_parameter(name) for name in tables})
+    tables = {model.get_parameter(name) for name in sharded_tables}
+    if should_shard(process, training):
+        policy = sharded_precision(training.dtype, is_accumulated)
+        _shard(scorer, model, _mesh(process), policy, tables)
     fill()
-    if process.world_size == 1 or should_shard(process, parallel):
+    if process.world_size == 1 or should_shard(process, training):
         return scorer
     # DDP supports sparse gradients only in torch layers; `step` averages ours.
-    _ignore_in_ddp({*(model.get_parameter(name) for name in tables), *sparse_tables(model)}, scorer)
+    ignored = tables | {*sparse_tables(model)}
+    names = [name for name, param in scorer.named_parameters() if param in ignored]
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(scorer, names)  # type: ignore[no-untyped-call]
     ids = [process.device.index] if process.device.type == "cuda" else None
     with warnings.catch_warnings():
         # torch 2.13 renames `broadcast_buffers`, which 2.11 needs. Our buffers are constants, such
@@ -138,22 +140,15 @@ def _mesh(process: Process) -> DeviceMesh:
     return init_device_mesh(process.device.type, (process.world_size,))
 
 
-def _ignore_in_ddp(params: set[nn.Parameter], scorer: nn.Module) -> None:
-    names = [name for name, param in scorer.named_parameters() if param in params]
-    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(scorer, names)  # type: ignore[no-untyped-call]
-
-
 def _shard(
     scorer: nn.Module,
     model: LanguageModel,
-    process: Process,
+    mesh: DeviceMesh,
     policy: MixedPrecisionPolicy,
     tables: set[nn.Parameter],
 ) -> None:
     """Shard the layers of the decoder, the input and output layers (unless their tables are already
     sharded) and then the rest, as separate FSDP units."""
-    mesh = _mesh(process)
     # FSDP rejects empty weights, such as the clusters of a softmax without tails.
     empty = {param for param in model.parameters() if not param.numel()}
     for layer in model.decoder.layers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +13,15 @@ from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.distributed.processes import Process
 from zipflm.model.language_model import LanguageModel
-from zipflm.runs import resume as resuming
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.load import empty_model, first_values
-from zipflm.runs.provenance import origin_of
-from zipflm.runs.records import ImportedState, Position, TrainingState
+from zipflm.runs.records import ImportedState, Origin, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
-from zipflm.training.carried_state import build_carried_state
-from zipflm.training.checks import SAME_INPUTS_REMEDY, require_weights_of
+from zipflm.training.checks import SAME_INPUTS_REMEDY, check_run_folder, require_weights_of
 from zipflm.training.metrics import Log, Tally
 from zipflm.training.schedule import high_end_warning
-from zipflm.training.step import Learner, build_learner
+from zipflm.training.step import Learner, build_carried_state, build_learner
 from zipflm.training.stream import Stream, accumulation, block_at, blocks_of, tokens_per_batch
 
 
@@ -45,34 +41,23 @@ class Run:
     """Number of updates done."""
     full_validation: bool = True
     """Score the full validation set at validations after which a checkpoint is saved."""
-    best_loss: float | None = None
-    """Lowest validation loss so far, on the sample that every validation scores."""
-    since_best: int = 0
-    """Number of validations since the one with the lowest loss."""
-
-    def record_validation(self, loss: float | None) -> None:
-        best = math.inf if self.best_loss is None else self.best_loss
-        if loss is not None and loss < best:
-            self.best_loss, self.since_best = loss, 0
-        else:
-            self.since_best += 1
 
     @property
     def should_stop_early(self) -> bool:
         """True if the last `patience` validations did not improve the loss."""
-        return 0 < self.config.training.patience <= self.since_best
+        return 0 < self.config.training.patience <= self.tally.since_best
 
     @property
     def should_save_after_validation(self) -> bool:
         """True if the last validation requires a checkpoint: with `patience`, if it lowered the
         loss or ends the run."""
-        has_improved = self.config.training.patience > 0 and self.since_best == 0
+        has_improved = self.config.training.patience > 0 and self.tally.since_best == 0
         return self.should_stop_early or has_improved
 
 
 def overview(config: Config, process: Process) -> Iterator[str]:
-    """Yield lines with the parameter counts of the model, the batches of an update, and notes on
-    compilation and sharding."""
+    """Yield lines with the parameter counts of the model, the batches of an update, and a note on
+    compilation."""
     parts = config.params_by_part()
     width = max(map(len, parts))
     yield f"{config.name}: {config.num_params():,} parameters"
@@ -81,9 +66,6 @@ def overview(config: Config, process: Process) -> Iterator[str]:
     yield from dict.fromkeys(_update_line(config, process, block) for block in blocks_of(config))
     if config.training.compile and config.decoder.is_compilable:
         yield "the first update compiles the model, which can take several minutes"
-    if config.training.tables == "sharded" and process.world_size > 1:
-        note = "; only the decoder is compiled" if config.training.compile else ""
-        yield f"the tables are sharded over {process.world_size} devices{note}"
 
 
 def _update_line(config: Config, process: Process, block: int) -> str:
@@ -112,7 +94,7 @@ def open_run(
 
     Raises ValueError if it cannot be started or resumed in this folder, or does not fit in memory.
     """
-    resuming.check(folder, config, data, resume=resume, other_text=other_text)
+    check_run_folder(folder, config, data, resume=resume, other_text=other_text)
     training = config.training
     log = Log(folder, training.max_updates, not process.is_first, training.tensorboard)
     # All processes read the folder before the first one changes it.
@@ -126,7 +108,8 @@ def open_run(
         return None
     origin = None
     if initial is not None and latest is None:
-        origin = origin_of(initial)
+        source = str(initial.path.resolve().parent.parent)
+        origin = Origin(run=source, checkpoint=initial.name, weights=initial.weights_hash)
         process.require_same({"the initial weights": origin.weights}, SAME_INPUTS_REMEDY)
         process.run_on_first(partial(initial.verify, optimizer=False))
     used = ["train"] + (["valid"] if "valid" in data.splits else [])
@@ -164,8 +147,8 @@ def newest_valid(
 ) -> Checkpoint | None:
     """Return the newest undamaged checkpoint, or None if the run has no checkpoints.
 
-    Each process verifies some of the files. Raises ValueError in all processes if every checkpoint
-    is damaged, or if the processes do not see the same ones.
+    The first process verifies the files. Raises ValueError in all processes if every checkpoint is
+    damaged, or if the processes do not see the same ones.
     """
     checkpoints = folder.checkpoints()
     process.require_same(
@@ -173,18 +156,12 @@ def newest_valid(
         "the run folder must be on a file system that all machines share",
     )
 
-    def problem_here(checkpoint: Checkpoint) -> str:
-        try:
-            checkpoint.verify(share=(process.rank, process.world_size))
-        except (ValueError, OSError) as error:
-            return str(error)
-        return ""
-
     for checkpoint in checkpoints:
-        problem = next(filter(None, process.all_gather(problem_here(checkpoint))), None)
-        if problem is None:
+        try:
+            process.run_on_first(checkpoint.verify)
             return checkpoint
-        warn(f"{problem}; falling back to the previous checkpoint")
+        except (ValueError, OSError) as error:
+            warn(f"{error}; falling back to the previous checkpoint")
     if checkpoints:
         raise ValueError(
             f"{folder.path}: none of the {len(checkpoints)} checkpoints can be read; restore one "
@@ -220,20 +197,11 @@ def _build_run(
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None
     learner = build_learner(config, model, process, ends_word, fill)
     state = None if latest is None else latest.state()
-    assert not isinstance(state, ImportedState)  # rejected by `resume.check`
+    assert not isinstance(state, ImportedState)  # rejected by `check_run_folder`
     tally, position = Tally(cpu_seconds=0.0), Position()
     if state is not None:
         log.info(f"resuming after update {state.update}")
-        position = state.place
-        tally = Tally(
-            update=state.update,
-            seconds=state.seconds,
-            compile_seconds=state.compile_seconds,
-            cpu_seconds=state.cpu_seconds,
-            skipped=state.skipped,
-            skipped_in_a_row=state.skipped_in_a_row,
-            since_report=state.since_report,
-        )
+        tally, position = Tally(**state.counters()), state.place
     if process.device.type != "cpu" or process.world_size > 1:
         tally.cpu_seconds = None
     block = block_at(config, tally.update)
@@ -246,7 +214,6 @@ def _build_run(
         learner.scale.load(state.loss_scale)
         if learner.carried is not None and stream.position == position:  # the rows continue
             learner.carried.load(stored)
-        run.best_loss, run.since_best = state.best_loss, state.since_best
     return run
 
 

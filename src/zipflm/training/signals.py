@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# It starts on a new line, because the current one can hold a progress bar and ^C.
 _MESSAGE = (
-    "zipflm: stopping after this update, then saving; press Ctrl-C again to quit without saving\n"
+    b"\nzipflm: stopping after this update, then saving; "
+    b"press Ctrl-C again to quit without saving\n"
 )
 
 
@@ -50,7 +52,8 @@ class StopSignal:
         self.is_requested = True
         if self._is_single_process:
             self._restore()
-            _write(_MESSAGE)
+            with suppress(OSError):  # stderr is closed; `print` is not reentrant
+                os.write(2, _MESSAGE)
 
     def _restore(self) -> None:
         for number, handler in self._previous_handlers.items():
@@ -58,14 +61,3 @@ class StopSignal:
 
     def __exit__(self, *error: object) -> None:
         self._restore()
-
-
-def _write(text: str) -> None:
-    """Write to stderr from a signal handler, where `print` cannot be used: it is not reentrant."""
-    try:
-        descriptor = sys.__stderr__.fileno()  # type: ignore[union-attr]
-        if os.isatty(descriptor):
-            text = f"\n{text}"  # the line can hold a progress bar and ^C
-        os.write(descriptor, text.encode())
-    except (OSError, ValueError, AttributeError):  # stderr is closed or missing
-        pass

@@ -19,7 +19,6 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Sums
 from zipflm.training import checks, optimizers, setup, step, throughput
-from zipflm.training.carried_state import build_carried_state
 from zipflm.training.checkpointing import Saver, raise_if_diverged
 from zipflm.training.cuda_graphs import UpdateRunner
 from zipflm.training.schedule import learning_rate
@@ -141,8 +140,8 @@ def _log_outcome(run: Run) -> bool:
         return True
     if run.should_stop_early:
         run.log.info(
-            f"stopped early after update {run.update}: the last {run.since_best} validation(s) "
-            "did not lower the loss; use --checkpoint best for the best weights"
+            f"stopped early after update {run.update}: the last {run.tally.since_best} "
+            "validation(s) did not lower the loss; use --checkpoint best for the best weights"
         )
         return True
     run.log.info(
@@ -173,7 +172,7 @@ def _use_block(run: Run, block: int) -> None:
     learner = run.learner
     if block != run.stream.block:
         run.stream.use_block(block)
-        learner.carried = build_carried_state(run.config, learner.model, run.process, block)
+        learner.carried = step.build_carried_state(run.config, learner.model, run.process, block)
     if learner.carried is not None and run.stream.is_at_start:
         learner.carried.reset()
 

@@ -35,23 +35,16 @@ def validate(run: Run, *, full: bool) -> Validation | None:
     """
     if "valid" not in run.data.splits:
         return None
-    with run.log.status("validating"):
-        result = _validate(run, full)
-    run.learner.model.train()
-    return result
-
-
-def _validate(run: Run, full: bool) -> Validation | None:
-    tokens = run.data.tokens("valid")
-    share = _share(run)
+    tokens, share = run.data.tokens("valid"), _share(run)
     sample = sample_of(tokens, share, run.data.ends_word)
     is_full = sample is tokens
-    result = _score_and_report(run, sample, 1.0 if is_full else share)
-    run.record_validation(result.nats_per_word)
-    if is_full:
-        return result
-    should_score_full = run.full_validation and (full or run.should_save_after_validation)
-    return _score_and_report(run, tokens, 1.0) if should_score_full else None
+    with run.log.status("validating"):
+        result = _score_and_report(run, sample, 1.0 if is_full else share)
+        run.tally.record_validation(result.nats_per_word)
+        if is_full:
+            return result
+        should_score_full = run.full_validation and (full or run.should_save_after_validation)
+        return _score_and_report(run, tokens, 1.0) if should_score_full else None
 
 
 def _share(run: Run) -> float:
@@ -122,6 +115,7 @@ def _score(run: Run, tokens: TokenArray) -> Sums:
             batches.epoch(0), process.device, find_unique_tokens=run.config.input.spells_words
         )
         sums = score_sums(nll, loaded, process.device, ends_word)
+    learner.model.train()
     local = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
     local = local.to(process.device, dtype_of_sums(process.device))
     total, num_tokens, num_words = process.all_reduce(local).tolist()
