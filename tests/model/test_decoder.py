@@ -173,11 +173,6 @@ def test_post_norm_matches_torchs_layer():
     assert_close(ours, theirs(hidden, src_mask=mask, is_causal=True), 1e-5)
 
 
-def test_post_norm_rejects_final_norm():
-    with pytest.raises(ValueError, match="final_norm=True"):
-        replace(PLAIN, final_norm=True, norm_position="after")
-
-
 def test_residuals_and_gates_follow_their_definition():
     """Written out with one head, two layers and no norm of queries and keys."""
     config = replace(

@@ -103,7 +103,7 @@ def test_checkpoints_do_not_need_the_data_folder(word_data, bpe_data, tmp_path, 
     shutil.copytree(source.path, tmp_path / "data")
     data = DataFolder.open(tmp_path / "data")
     _ = data.codes
-    for name in ("vocabulary.txt", "bpe.codes", "data.json", "checksums.json"):
+    for name in ("vocabulary.txt", "bpe.codes", "data.json"):
         (tmp_path / "data" / name).unlink(missing_ok=True)
     overrides = ["training.max_updates=4", "training.checkpoint_every=2", f"batches.unit={unit}"]
     run(data, tmp_path / "run", *overrides)

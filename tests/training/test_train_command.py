@@ -142,7 +142,7 @@ def test_rejects_a_vocabulary_too_small_for_the_bands(word_data, tmp_path, monke
     arguments = ["wikitext-103/ADP-T", "--data", word_data.path, "--out", tmp_path / "run"]
     code, error = main(monkeypatch, capsys, "train", *arguments)
     assert code == 2
-    assert f"only {len(word_data.vocabulary)} ids" in error and "input.cutoffs" in error
+    assert f"vocab_size={len(word_data.vocabulary)}" in error and "input.cutoffs" in error
 
 
 def test_rejects_a_missing_gpu(word_data, tmp_path, monkeypatch, capsys):

@@ -67,9 +67,8 @@ class Scan:
         """`spool` is the file for the chunks; the caller removes it."""
         self._spool, self._rename = spool, rename
         self._index: defaultdict[str, int] = _numbering(LINE_END)
-        self.counts: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        """Count of each distinct word."""
-        self._num_chunks = 0
+        self._counts = np.zeros(1, dtype=np.int64)
+        self._shapes: list[tuple[int, int, np.dtype[Any]]] = []
 
     def add(self, chunk: ScannedChunk) -> None:
         """Append a chunk and number its words across the split."""
@@ -77,18 +76,24 @@ class Scan:
         if self._rename is not None:
             words = [LINE_END, *self._rename(words[1:])]
         numbers = np.fromiter(map(self._index.__getitem__, words), np.uint32, len(words))
-        num_new = len(self._index) - len(self.counts)
-        self.counts = np.append(self.counts, np.zeros(num_new, dtype=np.int64))
-        self.counts[numbers] += np.bincount(chunk.indices, minlength=len(numbers))
+        if len(self._index) > len(self._counts):
+            missing = 2 * len(self._index) - len(self._counts)
+            self._counts = np.append(self._counts, np.zeros(missing, dtype=np.int64))
+        self._counts[numbers] += np.bincount(chunk.indices, minlength=len(numbers))
         with open(self._spool, "ab") as file:
-            np.save(file, numbers)
-            np.save(file, chunk.indices)
-        self._num_chunks += 1
+            file.write(numbers.data)  # np.save reports a full disk without its error code
+            file.write(chunk.indices.data)
+        self._shapes.append((len(numbers), len(chunk.indices), chunk.indices.dtype))
 
     @property
     def words(self) -> list[str]:
         """The distinct words by number. Word 0 is `LINE_END`."""
         return list(self._index)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Count of each distinct word."""
+        return self._counts[: len(self._index)]
 
     def word_counts(self) -> dict[str, int]:
         """Return the count of each distinct word, without line ends."""
@@ -109,8 +114,9 @@ class Scan:
         The two steps keep the lookup per token in the CPU cache.
         """
         with open(self._spool, "rb") as file:
-            for _ in range(self._num_chunks):
-                yield np.load(file), np.load(file)
+            for num_words, num_indices, dtype in self._shapes:
+                numbers = np.fromfile(file, np.uint32, num_words)
+                yield numbers, np.fromfile(file, dtype, num_indices)
 
 
 def scan(
