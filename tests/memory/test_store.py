@@ -188,6 +188,20 @@ def test_continues_after_a_full_disk(run, data, tmp_path, monkeypatch):
     assert len(Store.open(tmp_path / "store", run.weights_hash)) == 300
 
 
+def test_a_full_disk_while_the_index_is_written_is_reported(run, data, tmp_path, monkeypatch):
+    faiss = pytest.importorskip("faiss")
+
+    def full(*args):
+        raise RuntimeError("write error: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faiss, "write_index", full)
+        with pytest.raises(OSError, match=r"No space left on device; free some space"):
+            build(run, data, tmp_path / "store", index=True, options=CPU)
+    build(run, data, tmp_path / "store", index=True, options=CPU)
+    assert Store.open(tmp_path / "store", run.weights_hash).info.recall
+
+
 def test_rejects_damaged_stores_and_other_models(run, data, store, tmp_path):
     with pytest.raises(ValueError, match="other weights"):
         Store.open(store, "0" * 64)

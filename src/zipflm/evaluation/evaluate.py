@@ -173,7 +173,7 @@ def score_split(
             run.model,
             batches,
             device=chosen.device,
-            ends_word=_ends_word(run.config, folder),
+            ends_word=ends_word(run.config, folder),
             precision=chosen.dtype,
             memories=memories,
             share=share,
@@ -286,7 +286,8 @@ def _options_of(run: LoadedRun) -> str:
     return " ".join([*options, str(run.splitting)])
 
 
-def _ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
+def ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
+    """Return, for every id of a data folder, whether it ends a word for the model."""
     # Text already split into pieces may have been prepared as if the pieces were words.
     if folder.unit == "bpe" or config.batches.unit == "word":
         return folder.ends_word

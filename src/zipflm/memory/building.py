@@ -177,5 +177,8 @@ def _build_index(out: Path, plan: Plan) -> float:
     keys = np.memmap(out / KEYS_FILE, np.dtype(plan.dtype), "r", shape=(plan.keys, plan.dim))
     index = build_index(keys)
     with atomic_write(out / INDEX_FILE) as unfinished:
-        require_faiss().write_index(index, str(unfinished))
+        try:
+            require_faiss().write_index(index, str(unfinished))
+        except RuntimeError as error:  # faiss reports a full disk like other errors
+            raise OSError(f"{out / INDEX_FILE}: {error}; free some space and build again") from None
     return recall(index, keys, min(_RECALL_AT, plan.keys))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zipflm.data.folder import DataFolder
-from zipflm.evaluation.evaluate import ResolvedOptions, ScoringOptions, batches_of
+from zipflm.evaluation.evaluate import ResolvedOptions, ScoringOptions, batches_of, ends_word
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import count_words
 from zipflm.evaluation.scoring import batch_windows, start_scoring
@@ -114,7 +114,7 @@ class _Tuner:
         self._run, self._data, self._split, self._options = run, data, split, options
         self._batches = batches_of(run, data, split, options, in_order=True)
         self._ids = np.asarray(self._batches.tokens.ids)
-        self._words = count_words(data.ends_word[self._ids])
+        self._words = count_words(ends_word(run.config, data)[self._ids])
         self._nll: NDArray[np.float64] | None = None
         self.without: float = 0.0
         self.chosen: list[Trial] = []
