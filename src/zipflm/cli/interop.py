@@ -41,6 +41,7 @@ def export(
     run: Run,
     out: Annotated[str, Argument(help="Folder to create, for from_pretrained.")],
     *,
+    format: Annotated[Literal["hf"], Option(help="Output format: hf (transformers).")] = "hf",
     checkpoint: Checkpoint = None,
     max_shard_size: Annotated[
         str, Option(help="Maximum size of a weights file; larger models are split.")
