@@ -41,6 +41,7 @@ CHANGES = (
 to one before the next of these calls."""
 MEASURED = {
     "seconds",
+    "cpu_seconds",
     "seconds_left",
     "tokens_per_second",
     "data_share",

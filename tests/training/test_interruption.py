@@ -89,7 +89,7 @@ def test_one_signal_ends_a_run_with_nothing_new_to_save(word_data, tmp_path):
             wait_for(lambda: "resuming after update 4" in log.read_text(), process)
             time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(60) == 130
         finally:
             process.kill()
     (checkpoint,) = RunFolder(out).checkpoints()
