@@ -23,7 +23,7 @@ from zipflm.config import Blocks
 from zipflm.data.batches import Batches
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import unit_vectors
-from zipflm.memory.neighbours import exact_search
+from zipflm.memory.neighbors import exact_search
 from zipflm.memory.specs import Memories
 from zipflm.model.language_model import LanguageModel
 from zipflm.presets import from_name
@@ -35,7 +35,7 @@ def search_milliseconds(num_keys: int, dim: int, queries: int, k: int, device: s
     generator = torch.Generator(device).manual_seed(0)
     num_fitting = num_keys
     if device == "cuda":
-        # Like `Neighbours`: at most 60% of the free memory, in float16.
+        # Like `Neighbors`: at most 60% of the free memory, in float16.
         num_fitting = min(num_keys, int(0.6 * torch.cuda.mem_get_info()[0]) // (2 * dim))
     keys = torch.empty(num_fitting, dim, dtype=torch.float16, device=device)
     for first in range(0, num_fitting, 1 << 20):
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--keys", type=int, default=200_000, help="number of keys; 0: no search")
     parser.add_argument("--queries", type=int, help="default: 8,192 on a GPU, else 256")
-    parser.add_argument("--neighbours", type=int, default=1024)
+    parser.add_argument("--neighbors", type=int, default=1024)
     options = parser.parse_args(arguments)
     on_gpu = options.device == "cuda"
     tokens = options.tokens or (1_000_000 if on_gpu else 20_000)
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.keys:
         del model
         queries = options.queries or (8192 if on_gpu else 256)
-        dim, k = config.decoder.dim, min(options.neighbours, options.keys)
+        dim, k = config.decoder.dim, min(options.neighbors, options.keys)
         milliseconds = search_milliseconds(options.keys, dim, queries, k, options.device)
         search = {"keys": options.keys, "dim": dim, "k": k, "queries": queries}
         print(json.dumps(search | {"ms_per_query": round(milliseconds, 4)}))

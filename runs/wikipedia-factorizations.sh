@@ -10,7 +10,7 @@ set -euo pipefail
 text=$1 data=$2 out=$3
 shift 3
 
-# 1. Prepare sub-words for BPE and BPE-T from the same text.
+# 1. Prepare subwords for BPE and BPE-T from the same text.
 [ -d "$data/rewritten/bpe" ] || zipflm prepare "$data"/text/*.tokens --bpe 32000 \
     --valid "$text/wiki.valid.tokens" --test "$text/wiki.test.tokens" --out "$data/rewritten/bpe"
 

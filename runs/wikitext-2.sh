@@ -10,7 +10,7 @@ set -euo pipefail
 text=$1 out=$2
 shift 2
 
-# 1. Prepare words (33,280 ids), and sub-words for BPE and BPE-T (8,152 ids).
+# 1. Prepare words (33,280 ids), and subwords for BPE and BPE-T (8,152 ids).
 splits=("$text"/wiki.train.tokens* --valid "$text"/wiki.valid.tokens* --test "$text"/wiki.test.tokens*)
 [ -d "$out/data" ] || zipflm prepare "${splits[@]}" --out "$out/data"
 [ -d "$out/data/bpe" ] || zipflm prepare "${splits[@]}" --bpe 8000 --out "$out/data/bpe"

@@ -29,7 +29,7 @@ def with_cache(probs, hidden, words, *, window=None, weight, temperature, begins
     return mixed
 
 
-def with_neighbours(probs, hidden, keys, values, *, k, weight, temperature):
+def with_neighbors(probs, hidden, keys, values, *, k, weight, temperature):
     mixed = np.array(probs, dtype=np.float64)
     for i, query in enumerate(hidden):
         nearest = np.argsort(-(unit(keys) @ unit(query)), kind="stable")[:k]

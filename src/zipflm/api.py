@@ -64,7 +64,7 @@ def prepare(
 
     `texts`, `valid`, `test` and `ids` are each a file, glob or URL, or a list of them. `words` is
     the rule for splitting raw text: whitespace, words or wikitext. `vocabulary` can be a vocabulary
-    file, or a run, checkpoint or data folder, whose splitting into words and sub-words is then
+    file, or a run, checkpoint or data folder, whose splitting into words and subwords is then
     used as well. With more than one process (None: one per core), call this under
     `if __name__ == "__main__":`. `report` is a progress callback. It is called with the current
     task, the number of bytes just read, and the total number of bytes, or None if unknown.
@@ -122,7 +122,7 @@ def splitting_of(
     """Return the rule for splitting text into words: the given one, or by default the one stored
     next to a vocabulary file.
 
-    Raises ValueError if the vocabulary has sub-words and `bpe_codes` is missing.
+    Raises ValueError if the vocabulary has subwords and `bpe_codes` is missing.
     """
     from zipflm.config import PLAIN, Rule, Splitting
     from zipflm.data.folder import CODES_FILE, METADATA_FILE, SPLITTING_FILE, read_metadata
@@ -136,7 +136,7 @@ def splitting_of(
         stored = metadata.splitting
         if metadata.bpe is not None and bpe_codes is None:
             raise ValueError(
-                f"vocabulary={fspath(vocabulary)}: contains sub-words; also pass its BPE codes, "
+                f"vocabulary={fspath(vocabulary)}: contains subwords; also pass its BPE codes, "
                 f"{folder / CODES_FILE}"
             )
     elif vocabulary is not None and (folder / SPLITTING_FILE).is_file():

@@ -22,7 +22,7 @@ RUNS = {
     ],
     "memory": [
         *(*TINY, "--block", "32", "--tokens", "200", "--window", "50", "--repeats", "1"),
-        *("--keys", "300", "--queries", "4", "--neighbours", "10", *SMALL),
+        *("--keys", "300", "--queries", "4", "--neighbors", "10", *SMALL),
     ],
     "scoring": [*TINY, "--lines", "9", "--rounds", "1", *SMALL],
     "training_step": [*TINY, "--steps", "2", *UPDATES, *SMALL],

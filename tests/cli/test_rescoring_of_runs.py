@@ -13,12 +13,12 @@ from zipflm.training.trainer import train
 SHORT = ["training.max_updates=3", "training.dtype=float32", "training.compile=false"]
 
 
-@pytest.fixture(scope="module", params=["words", "sub-words"])
+@pytest.fixture(scope="module", params=["words", "subwords"])
 def trained(request, word_data, bpe_data, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     data, preset = {
         "words": (word_data, "tiny/ADP-T"),
-        "sub-words": (bpe_data, "tiny/BPE-T"),
+        "subwords": (bpe_data, "tiny/BPE-T"),
     }[request.param]
     train(config_of(data, *SHORT, preset=preset), data, out, device="cpu")
     return out

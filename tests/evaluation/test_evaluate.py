@@ -150,7 +150,7 @@ def test_rejects_data_with_another_splitting(run, split_run, data):
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """An imported sub-word model with its dictionary, and a text of pieces."""
+    """An imported subword model with its dictionary, and a text of pieces."""
     folder = tmp_path_factory.mktemp("pieces")
     lines = DICT.read_text(encoding="utf-8").splitlines()
     marked = [line.replace(" ", "@@ ") if n % 3 == 0 else line for n, line in enumerate(lines)]

@@ -1,4 +1,4 @@
-"""Evaluation of trained runs, with words and with sub-words."""
+"""Evaluation of trained runs, with words and with subwords."""
 
 import json
 import math
@@ -21,7 +21,7 @@ CHANGES += [
 ]
 
 
-@pytest.fixture(scope="module", params=[None, 50], ids=["words", "sub-words"])
+@pytest.fixture(scope="module", params=[None, 50], ids=["words", "subwords"])
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     texts = {split: [TEXTS / f"{split}.txt"] for split in ("train", "valid")}

@@ -31,7 +31,7 @@ def test_mask_depends_on_the_seed():
 
 
 @pytest.mark.parametrize("distance", [1, 2, 1024, 2048, 4096, 8192])
-def test_neighbours_are_independent(distance):
+def test_neighbors_are_independent(distance):
     # Multiples of 1024 share one draw of Philox.
     dropped = (~mask(60_000, 0.2)).double() - 0.2
     correlation = (dropped[:-distance] * dropped[distance:]).mean() / (0.2 * 0.8)

@@ -1,4 +1,4 @@
-"""Search for the most likely words of sub-word models."""
+"""Search for the most likely words of subword models."""
 
 import tracemalloc
 from types import SimpleNamespace

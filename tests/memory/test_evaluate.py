@@ -89,12 +89,12 @@ def test_uses_tuned_settings(run, data, tmp_path):
     build(run, data, tmp_path / "store", max_keys=800)
     result = tune(run, data, [f"{store},k=64", "cache"], options=ScoringOptions(device="cpu"))
     assert result.without == pytest.approx(scored(run, data, []).perplexity)
-    neighbours, cache = result.chosen
-    assert cache.perplexity <= neighbours.perplexity <= result.without
-    assert scored(run, data, [store]).perplexity == pytest.approx(neighbours.perplexity)
+    neighbors, cache = result.chosen
+    assert cache.perplexity <= neighbors.perplexity <= result.without
+    assert scored(run, data, [store]).perplexity == pytest.approx(neighbors.perplexity)
     both = scored(run, data, [store, "cache"])
     assert both.perplexity == pytest.approx(cache.perplexity)
-    assert both.protocol.memory == (neighbours.name, cache.name)
+    assert both.protocol.memory == (neighbors.name, cache.name)
     draw_windows(result, tmp_path / "windows.svg")
     assert (tmp_path / "windows.svg").stat().st_size > 1000
 

@@ -49,12 +49,12 @@ def test_sources_add_up_to_the_probability(served):
     words = answer["texts"][0]["words"]
     assert ["sources" in word for word in words] == [True, False, True, False, False]
     for word in (words[0], words[2]):
-        model, neighbours, cache = word["sources"]
-        names = (model["name"], neighbours["name"], cache["name"])
-        assert names == ("model", "neighbours", "cache")
+        model, neighbors, cache = word["sources"]
+        names = (model["name"], neighbors["name"], cache["name"])
+        assert names == ("model", "neighbors", "cache")
         total = sum(each["probability"] for each in word["sources"])
         assert total == pytest.approx(math.exp(word["logprob"]), rel=1e-4)
-        assert len(neighbours["neighbours"]) == 3
-        assert set(neighbours["neighbours"][0]) == {"context", "word"}
+        assert len(neighbors["neighbors"]) == 3
+        assert set(neighbors["neighbors"][0]) == {"context", "word"}
     assert words[0]["sources"][2]["probability"] == 0
     assert words[2]["sources"][2]["probability"] > 0

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from loaded_models import loaded, on_disk
-from memory_reference import unit, with_neighbours
+from memory_reference import unit, with_neighbors
 from training_runs import config_of
 
 from zipflm.data.folder import DataFolder
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
-from zipflm.memory import building, neighbours
+from zipflm.memory import building, neighbors
 from zipflm.memory.building import build
 from zipflm.memory.mixing import Mixture
-from zipflm.memory.neighbours import Neighbours, NeighbourSettings, exact_search
+from zipflm.memory.neighbors import Neighbors, NeighborSettings, exact_search
 from zipflm.memory.specs import open_memories
 from zipflm.memory.store import KEYS_FILE, VALUES_FILE, Store
 from zipflm.presets.rivals import with_decoder
@@ -48,7 +48,7 @@ def test_exact_search_does_not_depend_on_the_block_size(monkeypatch):
     keys, queries = unit(draw.normal(size=(6400, 8))), unit(draw.normal(size=(30, 8)))
     expected = -np.sort(-(queries @ keys.T))[:, :7]
     for most in (1 << 26, 600):  # the first in one block, by groups
-        monkeypatch.setitem(neighbours._MAX_ELEMENTS, "cpu", most)
+        monkeypatch.setitem(neighbors._MAX_ELEMENTS, "cpu", most)
         cosines, rows = exact_search(keys.astype(np.float32), torch.from_numpy(queries).float(), 7)
         np.testing.assert_allclose(cosines, expected, atol=1e-6)
         np.testing.assert_allclose((queries[:, None] * keys[rows]).sum(2), expected, atol=1e-6)
@@ -67,17 +67,17 @@ def test_exact_search_on_a_gpu_is_exact_to_float32():
     torch.testing.assert_close(cosines.double(), expected.gather(1, rows), atol=1e-6, rtol=0)
 
 
-def test_mixture_with_neighbours_equals_the_definition(run, store):
+def test_mixture_with_neighbors_equals_the_definition(run, store):
     draw = np.random.default_rng(1)
     found = Store.open(store, run.weights_hash)
     hidden = draw.normal(size=(20, found.plan.dim)).astype(np.float32)
     found.keys = unit(draw.normal(size=found.keys.shape)).astype(np.float32)  # without duplicates
     probs = draw.dirichlet(np.ones(80), 20)
-    settings = NeighbourSettings(k=50, weight=0.4, temperature=0.1)
-    memory = Neighbours(found, settings, "cpu")
+    settings = NeighborSettings(k=50, weight=0.4, temperature=0.1)
+    memory = Neighbors(found, settings, "cpu")
     table = torch.from_numpy(np.log(probs)).float()
     mixed = Mixture([memory], [memory.lookup(torch.from_numpy(hidden))]).log_probs(table).exp()
-    expected = with_neighbours(
+    expected = with_neighbors(
         probs, hidden, found.keys, found.words, k=50, weight=0.4, temperature=0.1
     )
     np.testing.assert_allclose(mixed, expected, atol=1e-6)
@@ -101,7 +101,7 @@ def test_keys_at_block_starts_are_not_equal(run, data, store):
     """Otherwise the nearest would depend on the batches."""
     found, hidden = Store.open(store, run.weights_hash), torch.randn(5, 64)
     assert found.plan.blocks.context == 4
-    memory = Neighbours(found, NeighbourSettings(k=len(found)), "cpu")
+    memory = Neighbors(found, NeighborSettings(k=len(found)), "cpu")
     looked = memory.lookup(hidden)
     recalled = looked.rows_NK[looked.cosines_NK > -torch.inf]
     assert set(recalled.tolist()) == set(range(1, len(found)))
@@ -254,8 +254,8 @@ def test_an_index_finds_candidates_with_exact_cosines(run, data, tmp_path):
     found = Store.open(tmp_path / "store", run.weights_hash)
     assert found.info.recall > 0.5
     queries = torch.randn(20, found.plan.dim, generator=torch.Generator().manual_seed(0))
-    by_index, rows = Neighbours(found, NeighbourSettings(k=10), "cpu").search(queries)
-    exact, _ = Neighbours(found, NeighbourSettings(k=10, search="exact"), "cpu").search(queries)
+    by_index, rows = Neighbors(found, NeighborSettings(k=10), "cpu").search(queries)
+    exact, _ = Neighbors(found, NeighborSettings(k=10, search="exact"), "cpu").search(queries)
     known = unit(queries.numpy())[:, None] * found.keys[rows.numpy()].astype(np.float64)
     np.testing.assert_allclose(by_index, known.sum(2), atol=1e-6)
     assert (by_index[:, 0] <= exact[:, 0] + 1e-6).all()

@@ -20,7 +20,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def models(word_data, bpe_data):
-    """A word model, the default, and a sub-word model."""
+    """A word model, the default, and a subword model."""
     return {
         "words": make_served_model("words", loaded(word_data, "ADP-T")),
         "pieces": make_served_model("pieces", loaded(bpe_data, "BPE-T")),

@@ -26,9 +26,9 @@ def bits_of(word, model):
 SOURCES = [
     {"name": "model", "probability": 0.3},
     {
-        "name": "neighbours",
+        "name": "neighbors",
         "probability": 0.1,
-        "neighbours": [{"context": "on the old", "word": "barn"}],
+        "neighbors": [{"context": "on the old", "word": "barn"}],
     },
 ]
 

@@ -50,7 +50,7 @@ def test_alternatives_and_ranks(service, models, name):
         assert [each["word"] for each in word["alternatives"]] == [each.word for each in likely]
         ours = [each["logprob"] for each in word["alternatives"]]
         assert ours == pytest.approx([each.logprob for each in likely], abs=1e-5)
-        # Sub-word models rank only the alternatives.
+        # Subword models rank only the alternatives.
         number = len(lm.vocabulary) if name == "words" else 5
         names = [each.word for each in lm.next_words(before, number)]
         rank = names.index(word["word"]) + 1 if word["word"] in names else None

@@ -18,13 +18,13 @@ def _quick(monkeypatch):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """A data folder of forty words and its sub-word data. Do not modify."""
+    """A data folder of forty words and its subword data. Do not modify."""
     return make_data(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="session")
 def whole_study(data, tmp_path_factory):
-    """A word and a sub-word model, trained and scored. Do not modify."""
+    """A word and a subword model, trained and scored. Do not modify."""
     return train_whole_study(data, tmp_path_factory.mktemp("whole") / "study")
 
 

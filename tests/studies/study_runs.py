@@ -46,7 +46,7 @@ SENTENCES = [
 
 
 def make_data(folder, *, twin=True, train=tuple(SENTENCES * 20)):
-    """A data folder of forty words, with its sub-word data if `twin`."""
+    """A data folder of forty words, with its subword data if `twin`."""
     texts = {}
     folder.mkdir(parents=True, exist_ok=True)
     for split, lines in (("train", train), ("valid", SENTENCES), ("test", SENTENCES[:3])):

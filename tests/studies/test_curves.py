@@ -45,7 +45,7 @@ def drawn(monkeypatch, tmp_path):
 
 
 def pieces(line):
-    """Turn a report into one of a sub-word model, with a lower loss per token."""
+    """Turn a report into one of a subword model, with a lower loss per token."""
     return replace(line, token_unit="bpe", loss=line.loss / 2)
 
 

@@ -27,7 +27,7 @@ def copy(run, tmp_path):
 
 @pytest.fixture
 def own_data(data, tmp_path):
-    """A data folder without sub-words, to modify."""
+    """A data folder without subwords, to modify."""
     return shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("bpe"))
 
 

@@ -47,7 +47,7 @@ def test_every_pair_is_compared_by_every_measure():
 
 def test_billion_word_studies_are_compared_with_billion_word():
     study = example.study(dataset="billion-word")
-    # The paper has no SM there, and its untied sub-word model is better.
+    # The paper has no SM there, and its untied subword model is better.
     assert all("SM" not in (f.model, f.other) for f in paper_findings(study))
     assert finding(study, "BPE against BPE-T").paper.endswith("\u22121.4%")
 

@@ -169,7 +169,7 @@ def test_a_skipped_update_counts_as_an_attempt(word_data, tmp_path, monkeypatch)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_an_update_on_a_gpu_never_waits(word_data, optimizer, precision):
-    """With sub-words, a loss scale, clipping and a request to stop."""
+    """With subwords, a loss scale, clipping and a request to stop."""
     config = config_of(word_data, f"training.dtype={precision}")
     process = Process(0, 1, torch.device("cuda"))
     ends_word = torch.arange(len(word_data.vocabulary)) % 2 == 0

@@ -182,6 +182,6 @@ def data_warnings(folder: DataFolder) -> Iterator[str]:
                 + (
                     ""
                     if options.vocabulary or options.ids or folder.unit == "bpe"
-                    else ", or lower --min-count, raise --max-size, or use sub-words (--bpe)"
+                    else ", or lower --min-count, raise --max-size, or use subwords (--bpe)"
                 )
             )

@@ -107,7 +107,7 @@ class OutputLayer(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedInput(InputLayer):
-    """One table for all words or sub-words, projected if its width is not the decoder's."""
+    """One table for all words or subwords, projected if its width is not the decoder's."""
 
     dim: PositiveInt
     """Width of the table."""

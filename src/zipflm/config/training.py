@@ -241,7 +241,7 @@ class Config(ModelConfig):
         self.require(
             "input.predicted_words",
             self.batches.unit == "word" or self.num_predicted == self.vocab_size,
-            "not supported for sub-word models, which can predict every word; leave it out",
+            "not supported for subword models, which can predict every word; leave it out",
         )
         training, is_transformer = self.training, not self.decoder.has_constant_state
         self.require(

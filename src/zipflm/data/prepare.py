@@ -140,7 +140,7 @@ def prepare(
                 scans[split] = Scan(Path(spool) / split, rename)
                 _read(split, texts, scans[split], options, map_in_order, report)
             if options.bpe is not None:
-                report("learning sub-words", 0, None)
+                report("learning subwords", 0, None)
                 codes = Codes.learn(scans["train"].word_counts(), options.bpe)
             if vocabulary is None:
                 vocabulary = _build_vocabulary(options, codes, scans["train"].word_counts())

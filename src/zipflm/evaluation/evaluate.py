@@ -271,7 +271,7 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
         ids = folder.tokens(split).ids
         if folder.vocabulary.ends_word[ids].all():
             raise ValueError(
-                f"{run} is a sub-word model without BPE codes, but no piece of the text ends in "
+                f"{run} is a subword model without BPE codes, but no piece of the text ends in "
                 f"{CONTINUES}; split the text like the training text, or import the run again with "
                 "--bpe-codes"
             )

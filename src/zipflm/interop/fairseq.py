@@ -221,7 +221,7 @@ def _is_copy(name: str, tie: Tie) -> bool:
 Source = str | PathLike[str]
 
 # If more than this share of the words have a subword-nmt or sentencepiece marker, they are
-# sub-words. About half of the sub-words of a dictionary have a marker, but very few words do.
+# subwords. About half of the subwords of a dictionary have a marker, but very few words do.
 _MAX_MARKED_WORDS = 0.05
 
 

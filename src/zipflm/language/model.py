@@ -229,7 +229,7 @@ class TrainedModel:
         """Return the `k` words of the vocabulary whose input embeddings are most similar to that of
         `word`, with their cosine similarities.
 
-        With a sub-word model, the result only includes words that are a single piece.
+        With a subword model, the result only includes words that are a single piece.
         """
         require_k(k, self.reader)
         vector, parts = self.embedding(word), []
@@ -298,7 +298,7 @@ class TrainedModel:
     ) -> list[LikelyWord] | list[list[LikelyWord]]:
         """Return the `k` most likely words after a prefix, or after each prefix in a list.
 
-        The most likely word comes first; `</s>` and `<unk>` are included. The result of a sub-word
+        The most likely word comes first; `</s>` and `<unk>` are included. The result of a subword
         model includes words of several pieces and is exact.
         """
         if isinstance(prefix, str):

@@ -60,7 +60,7 @@ def most_likely_words_at(
     k: int,
     skip: int = 0,
 ) -> list[list[LikelyWord]]:
-    """Return the `k` most likely words of a sub-word model at these positions of a document.
+    """Return the `k` most likely words of a subword model at these positions of a document.
 
     The model sees the same context as in scoring.
     """

@@ -73,7 +73,7 @@ class TextReader:
             else np.ones(len(self.vocabulary), dtype=np.bool_)
         )
         """Per id: False for a piece that does not end a word."""
-        # A sub-word model without codes reads text that is already split into pieces.
+        # A subword model without codes reads text that is already split into pieces.
         self._is_pre_split = unit == "bpe" and encoder.codes is None
 
     def text(self, text: str, *, ends: bool = True) -> EncodedText:

@@ -20,7 +20,7 @@ from zipflm.evaluation.evaluate import ScoringOptions, batches_of
 from zipflm.evaluation.progress import progress_label, report_progress
 from zipflm.evaluation.scoring import compute_hidden, scored_positions
 from zipflm.memory.mixing import unit_vectors
-from zipflm.memory.neighbours import build_index, recall, require_faiss
+from zipflm.memory.neighbors import build_index, recall, require_faiss
 from zipflm.memory.store import (
     FORMAT,
     INDEX_FILE,

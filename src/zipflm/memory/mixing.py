@@ -32,7 +32,7 @@ from zipflm.data.vocabulary import END, UNKNOWN
 
 if TYPE_CHECKING:
     from zipflm.memory.cache import Cache, KeyWindow
-    from zipflm.memory.neighbours import Neighbours
+    from zipflm.memory.neighbors import Neighbors
 
 
 Ids = NDArray[np.int64]
@@ -100,7 +100,7 @@ class Mixture:
     """Memory lookups for a batch of predictions, one per memory."""
 
     def __init__(
-        self, memories: Sequence[Cache | Neighbours], lookups: Sequence[KeyWindow | Matches]
+        self, memories: Sequence[Cache | Neighbors], lookups: Sequence[KeyWindow | Matches]
     ) -> None:
         self.lookups: Sequence[KeyWindow | Matches] = lookups
         self._pairs = [(m.settings, lookup) for m, lookup in zip(memories, lookups, strict=True)]
@@ -154,7 +154,7 @@ def target_probs(lookup: KeyWindow | Matches, targets_N: Tensor, temperature: fl
 class MemoryStream:
     """Memory lookups for a stream of tokens, which can contain independent documents."""
 
-    def __init__(self, memories: Sequence[Cache | Neighbours]) -> None:
+    def __init__(self, memories: Sequence[Cache | Neighbors]) -> None:
         self.memories = memories
         self._streams = [memory.stream() for memory in memories]
         self._is_start: list[NDArray[np.bool_]] = []
@@ -199,7 +199,7 @@ class MemoryStream:
 class MemoryRows:
     """Memory lookups for several texts in parallel, one row per text."""
 
-    def __init__(self, memories: Sequence[Cache | Neighbours], num_words: int) -> None:
+    def __init__(self, memories: Sequence[Cache | Neighbors], num_words: int) -> None:
         """`join` stores ids >= `num_words`, which the model cannot predict, as `<unk>`."""
         self._memories, self._num_words = memories, num_words
         self._rows = [memory.rows() for memory in memories]

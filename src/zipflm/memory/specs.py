@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import MemoryRows, MemoryStream
-from zipflm.memory.neighbours import Neighbours, NeighbourSettings
+from zipflm.memory.neighbors import Neighbors, NeighborSettings
 from zipflm.memory.store import TUNED_FILE, Store
 from zipflm.runs.load import LoadedRun
 from zipflm.settings import override, read_record
@@ -21,7 +21,7 @@ _SOURCE_CONTEXT = 8
 CACHE_FILE = "cache.json"
 """Tuned settings of a cache, in the run folder."""
 
-T = TypeVar("T", CacheSettings, NeighbourSettings)
+T = TypeVar("T", CacheSettings, NeighborSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,10 @@ class Tuned:
 class Memories:
     """The memories of a model, in the order in which they are mixed."""
 
-    def __init__(self, names: Sequence[str], memories: Sequence[Cache | Neighbours]) -> None:
+    def __init__(self, names: Sequence[str], memories: Sequence[Cache | Neighbors]) -> None:
         self.names: tuple[str, ...] = tuple(names)
         """Memory specs with all settings."""
-        self.memories: tuple[Cache | Neighbours, ...] = tuple(memories)
+        self.memories: tuple[Cache | Neighbors, ...] = tuple(memories)
 
     @property
     def has_cache(self) -> bool:
@@ -66,7 +66,7 @@ class Memories:
         stores, named = iter(nearest), [("model", parts[0], list[tuple[list[int], int]]())]
         for memory, part in zip(self.memories, parts[1:], strict=True):
             contexts = []
-            if isinstance(memory, Neighbours):
+            if isinstance(memory, Neighbors):
                 contexts = [memory.store.context(row, _SOURCE_CONTEXT) for row in next(stores)]
             named.append((type(memory).__name__.lower(), part, contexts))
         return named
@@ -89,7 +89,7 @@ def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories
     return Memories(*zip(*pairs, strict=True)) if pairs else None
 
 
-def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbours]:
+def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbors]:
     name = spec.partition(",")[0]
     if name.partition(":")[0] == "cache":
         cache = cache_settings(spec, _tuned(run.folder.path / CACHE_FILE, run))
@@ -98,9 +98,9 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbou
     if not name:
         raise ValueError(f"memory={spec!r}: use cache:2000 or the folder of a store")
     store = Store.open(name, run.weights_hash)
-    default = NeighbourSettings(k=min(NeighbourSettings().k, len(store)))
-    neighbours = _settings(spec, default, _tuned(store.path / TUNED_FILE, run))
-    return canonical(name, neighbours), Neighbours(store, neighbours, device)
+    default = NeighborSettings(k=min(NeighborSettings().k, len(store)))
+    neighbors = _settings(spec, default, _tuned(store.path / TUNED_FILE, run))
+    return canonical(name, neighbors), Neighbors(store, neighbors, device)
 
 
 def cache_settings(spec: str, tuned: Sequence[str] = ()) -> CacheSettings:
@@ -132,7 +132,7 @@ def _tuned(path: Path, run: LoadedRun) -> list[str]:
     return options_of(tuned.memory) if tuned.weights == run.weights_hash else []
 
 
-def canonical(name: str, settings: CacheSettings | NeighbourSettings) -> str:
+def canonical(name: str, settings: CacheSettings | NeighborSettings) -> str:
     """Return the spec of a memory with all its settings."""
     values = asdict(settings)
     if isinstance(settings, CacheSettings):

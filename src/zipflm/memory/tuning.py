@@ -23,7 +23,7 @@ from zipflm.evaluation.protocol import count_words
 from zipflm.evaluation.scoring import batch_windows, start_scoring
 from zipflm.memory.cache import Cache, CacheSettings
 from zipflm.memory.mixing import Ids, MemoryStream, Mixture, target_probs
-from zipflm.memory.neighbours import Neighbours, NeighbourSettings
+from zipflm.memory.neighbors import Neighbors, NeighborSettings
 from zipflm.memory.specs import CACHE_FILE, Tuned, canonical, open_memories, options_of
 from zipflm.memory.store import TUNED_FILE
 from zipflm.runs.load import LoadedRun
@@ -35,7 +35,7 @@ _FIRST_WINDOW = 2000
 """Window with which the temperatures are tried."""
 _TEMPERATURES = {
     Cache: (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.13),
-    Neighbours: (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
+    Neighbors: (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
 }
 
 
@@ -45,7 +45,7 @@ class Trial:
 
     name: str
     """The spec of the memory, with all settings."""
-    settings: CacheSettings | NeighbourSettings
+    settings: CacheSettings | NeighborSettings
     perplexity: float
     """Perplexity per word with this memory and those tuned before it."""
 
@@ -96,7 +96,7 @@ def tune(
     if memories is None:
         raise ValueError("no memory to tune; use cache or the folder of a store")
     for memory in memories.memories:
-        if isinstance(memory, Neighbours) and memory.store.plan.text == data.split(split).sha256:
+        if isinstance(memory, Neighbors) and memory.store.plan.text == data.split(split).sha256:
             raise ValueError(f"split={split}: {memory.store.path} was built from this text")
     tuner = _Tuner(run, data, split, chosen)
     for spec, memory in zip(specs, memories.memories, strict=True):
@@ -120,11 +120,11 @@ class _Tuner:
         self.chosen: list[Trial] = []
         self.trials: list[Trial] = []
 
-    def choose(self, memory: Cache | Neighbours, windows: Sequence[int]) -> None:
+    def choose(self, memory: Cache | Neighbors, windows: Sequence[int]) -> None:
         """Tune a memory on top of those chosen so far. For a cache, also choose among `windows`."""
-        if isinstance(memory, Neighbours):
+        if isinstance(memory, Neighbors):
             name, path = str(memory.store.path), memory.store.path / TUNED_FILE
-            trials = self._try([memory], name, _TEMPERATURES[Neighbours])
+            trials = self._try([memory], name, _TEMPERATURES[Neighbors])
         else:
             name, path = "cache", self._run.folder.path / CACHE_FILE
             first = memory.with_window(_FIRST_WINDOW) if windows else memory
@@ -146,7 +146,7 @@ class _Tuner:
         self.chosen.append(trial)
 
     def _try(
-        self, memories: Sequence[Cache | Neighbours], name: str, temperatures: Sequence[float]
+        self, memories: Sequence[Cache | Neighbors], name: str, temperatures: Sequence[float]
     ) -> list[tuple[Trial, NDArray[np.float64]]]:
         """Try every memory at every temperature in one pass over the text."""
         recorder = _Recorder(memories, temperatures)
@@ -182,7 +182,7 @@ class _Recorder(MemoryStream):
     """Records the probabilities of memories. Its mixtures are empty: they score the model alone."""
 
     def __init__(
-        self, memories: Sequence[Cache | Neighbours], temperatures: Sequence[float]
+        self, memories: Sequence[Cache | Neighbors], temperatures: Sequence[float]
     ) -> None:
         super().__init__(memories)
         self._temperatures = temperatures

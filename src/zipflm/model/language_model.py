@@ -42,7 +42,7 @@ InputLayer = FixedEmbedding | AdaptiveEmbedding | CharacterEmbedding
 class LanguageModel(nn.Module):
     """p(next word | words so far), with any of the paper's input and output layers.
 
-    A word here is an entry of the vocabulary; in a sub-word model, it can be a piece of a word.
+    A word here is an entry of the vocabulary; in a subword model, it can be a piece of a word.
 
     >>> from zipflm import preset
     >>> model = LanguageModel(preset("tiny", "ADP-T"))

@@ -157,7 +157,7 @@ class Checkpoint:
         return Vocabulary.load(self.path / VOCABULARY_FILE)
 
     def codes(self) -> Codes | None:
-        """Load the BPE codes of a sub-word model. Returns None for a word model."""
+        """Load the BPE codes of a subword model. Returns None for a word model."""
         if CODES_FILE not in self.checksums:
             return None
         return Codes.load(self.path / CODES_FILE)

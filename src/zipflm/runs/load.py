@@ -94,7 +94,7 @@ class LoadedRun:
     config: Config
     vocabulary: Vocabulary
     codes: Codes | None
-    """BPE codes with which a sub-word model splits text; None for a word model."""
+    """BPE codes with which a subword model splits text; None for a word model."""
     splitting: Splitting
     """Rule that splits text into words."""
     weights_hash: str

@@ -160,7 +160,7 @@ class Service:
 
         `top` adds the most likely words at each position (alternatives), `ranks` the rank of each
         word, and `sources` the contributions of the model and of its memories to the probability.
-        Sub-word models have no sources, and rank a word only among its alternatives.
+        Subword models have no sources, and rank a word only among its alternatives.
         """
         model = self._model(request.model)
         scoring = await self._run_in_text_thread(lambda: Scoring(request, model, self.limits))

@@ -85,7 +85,7 @@ class ScoreRequest(BaseRequest):
     )
     ranks: bool = Field(
         False,
-        description="Include the rank of each word among all words (sub-word models: among the "
+        description="Include the rank of each word among all words (subword models: among the "
         "alternatives).",
     )
     sources: bool = Field(
@@ -159,18 +159,18 @@ class Alternative(BaseModel):
     logprob: float
 
 
-class Neighbour(BaseModel):
+class Neighbor(BaseModel):
     context: str = Field(description="Words before `word` in the text of the store.")
     word: str
 
 
 class ProbabilitySource(BaseModel):
-    name: Literal["model", "cache", "neighbours"]
+    name: Literal["model", "cache", "neighbors"]
     probability: float = Field(
         description="Contribution to the probability of the word, which is the sum over all "
         "sources."
     )
-    neighbours: list[Neighbour] = []
+    neighbors: list[Neighbor] = []
 
 
 class WordScore(BaseModel):
@@ -178,11 +178,11 @@ class WordScore(BaseModel):
     logprob: float = Field(description="In nats.")
     surprisal: float = Field(description="In bits.")
     band: int = Field(
-        description="Band of the output layer; 0 for the most frequent words (sub-word models: the "
+        description="Band of the output layer; 0 for the most frequent words (subword models: the "
         "band of the rarest piece)."
     )
     count: int = Field(
-        description="Occurrences in the training text (sub-word models: of the rarest piece)."
+        description="Occurrences in the training text (subword models: of the rarest piece)."
     )
     is_unknown: bool
     is_end: bool

@@ -14,7 +14,7 @@ from zipflm.serving.models import ServedModel
 from zipflm.serving.prompts import encode, require_length
 from zipflm.serving.schemas import (
     Alternative,
-    Neighbour,
+    Neighbor,
     ProbabilitySource,
     ScoreRequest,
     ScoreResponse,
@@ -28,7 +28,7 @@ from zipflm.units import bits, perplexity
 MAX_LOGPROBS = 100_000
 """Maximum number of alternatives in one response, and of log-probabilities in `completions`."""
 _MAX_SEARCHED = 1_000
-"""The maximum for sub-word models is lower, because each position needs a search."""
+"""The maximum for subword models is lower, because each position needs a search."""
 
 
 class Scoring:
@@ -129,8 +129,8 @@ class Scoring:
             ProbabilitySource(
                 name=name,  # type: ignore[arg-type]
                 probability=part,
-                neighbours=[
-                    Neighbour(context=" ".join(names[id] for id in ids), word=names[word])
+                neighbors=[
+                    Neighbor(context=" ".join(names[id] for id in ids), word=names[word])
                     for ids, word in contexts
                 ],
             )
@@ -159,7 +159,7 @@ def _positions(at: Sequence[int] | None, texts: Sequence[EncodedText]) -> list[I
 
 
 def _rank(word: WordScore, scored: ScoreTask, nth: int) -> int | None:
-    """Return the rank among all words; for sub-word models, the rank among the alternatives, or
+    """Return the rank among all words; for subword models, the rank among the alternatives, or
     None if the word is not one of them."""
     if scored.scores.ranks:
         return scored.scores.ranks[nth]

@@ -137,7 +137,7 @@ class Worker:
     ) -> Job[ScoreTask]:
         """Queue documents to score. Each yields its task when it is complete, in any order.
 
-        With `search`, sub-word models also find this many alternatives per requested position.
+        With `search`, subword models also find this many alternatives per requested position.
         """
         job: Job[ScoreTask] = self._new_job()
         tasks = [

@@ -169,7 +169,7 @@ def _open_runs(
             )
     data = {"word": words}
     if any(config.batches.unit != "word" for config in configs):
-        data["bpe"] = open_bpe_data(words, "leave out the sub-word runs")
+        data["bpe"] = open_bpe_data(words, "leave out the subword runs")
     return [
         (
             Plan(

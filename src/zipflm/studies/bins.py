@@ -1,6 +1,6 @@
 """Loss by frequency of the word or of the previous word (section 5.2 of the paper).
 
-Arrays have one entry per word of the scored text, even for sub-word models. The bins are those of
+Arrays have one entry per word of the scored text, even for subword models. The bins are those of
 the paper, including EOS (end of a sentence) and UNK (unknown words), plus `0` for words that do not
 occur in the training text.
 """

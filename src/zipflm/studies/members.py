@@ -56,7 +56,7 @@ class SplitScore:
     loss: float
     """Mean nll in nats per word."""
     known_loss: float
-    """The same without unknown words, which sub-word models predict piece by piece."""
+    """The same without unknown words, which subword models predict piece by piece."""
     protocol: ScoringProtocol
 
     @property
@@ -87,7 +87,7 @@ class StudyMember:
     curve: tuple[CurvePoint, ...] = ()
     updates: int | None = None
     words_seen: int | None = None
-    """Running words of the training text, even for sub-word models. Repeated words count again."""
+    """Running words of the training text, even for subword models. Repeated words count again."""
     seconds: float | None = None
     """Training time, without compilation."""
     cpu_seconds: float | None = None
@@ -218,7 +218,7 @@ def make_member(
 ) -> StudyMember:
     """Build a member from its run folder and its scores.
 
-    `words` is the data folder of words, even for sub-word models; the member gets the `nll` of
+    `words` is the data folder of words, even for subword models; the member gets the `nll` of
     `split`. Curve, time and speed are those of training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)

@@ -36,7 +36,7 @@ MEMORY_MARK = " + "
 MEMBERS = "members"
 """Subfolder of a study with the run folders of its members."""
 BPE_FOLDER = "bpe"
-"""Subfolder of a data folder with the same text in sub-words."""
+"""Subfolder of a data folder with the same text in subwords."""
 _Kind = tuple[str, str]
 """Factorization and decoder; the decoder is empty unless decoders are compared."""
 
@@ -326,21 +326,21 @@ def open_words(path: Path) -> DataFolder:
     data = DataFolder.open(path)
     if data.unit != "word":
         raise ValueError(
-            f"{path}: its unit is {data.unit}; a study needs a data folder of words (sub-words "
+            f"{path}: its unit is {data.unit}; a study needs a data folder of words (subwords "
             f"belong in its subfolder {BPE_FOLDER}/)"
         )
     return data
 
 
 def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
-    """Open the sub-word data of the same text.
+    """Open the subword data of the same text.
 
     If it is missing, the error message suggests `otherwise` as an alternative.
     """
     path = words.path / BPE_FOLDER
     if not (path / METADATA_FILE).is_file():
         raise ValueError(
-            f"{path}: no sub-word data for {' and '.join(SUBWORDS)}; prepare it from the same text "
+            f"{path}: no subword data for {' and '.join(SUBWORDS)}; prepare it from the same text "
             f"(zipflm prepare ... {words.splitting} --bpe 32000 --out {path}), or {otherwise}"
         )
     bpe_data = DataFolder.open(path)

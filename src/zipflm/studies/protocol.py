@@ -21,7 +21,7 @@ def describe_data(words: DataFolder) -> dict[str, str]:
         "folder": str(words.path),
         "vocabulary": words.vocabulary.hash,
         "time": "training only, without compilation, validation and checkpoints",
-        "tokens/s": "median of the reports in the log; counts sub-words for sub-word models",
+        "tokens/s": "median of the reports in the log; counts subwords for subword models",
         "zipflm": __version__,
         "torch": torch.__version__,
     }

@@ -215,12 +215,12 @@ class Study:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether word and sub-word models are compared and some words are unknown."""
+        """Whether word and subword models are compared and some words are unknown."""
         return self.has_unknown and have_several_units(self.rows)
 
     def headline(self, row: ModelRow) -> SeedMean:
         """Return the perplexity that ranks the rows: on known words if `is_mixed`, because word
-        models predict a single `<unk>` where sub-word models predict a spelling."""
+        models predict a single `<unk>` where subword models predict a spelling."""
         return (row.known_perplexity if self.is_mixed else row.perplexity)[self.split]
 
     @property

@@ -169,9 +169,9 @@ def _about_intervals(study: Study) -> str:
 
 def caption(study: Study) -> str:
     text = (
-        "Perplexity is exp(mean loss per word), even for sub-word models; lower is better. "
+        "Perplexity is exp(mean loss per word), even for subword models; lower is better. "
         "Parameters shared by input and output count once, with the input. Words seen are running "
-        "words of the training text, even for sub-word models."
+        "words of the training text, even for subword models."
     )
     if study.differences:
         text += (
@@ -180,7 +180,7 @@ def caption(study: Study) -> str:
         )
     if study.has_unknown:
         text += (
-            " Unknown words are a single symbol for word models, but sub-word models predict their "
+            " Unknown words are a single symbol for word models, but subword models predict their "
             "pieces; the column 'known words' leaves them out."
         )
     if any(row.paper for row in study.rows):

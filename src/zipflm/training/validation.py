@@ -59,7 +59,7 @@ def sample_of(tokens: TokenArray, share: float, ends_word: NDArray[np.bool_]) ->
     """Return about this share of the words, in stretches spread evenly over the text, or `tokens`
     itself if that is everything.
 
-    The words are the same for word and sub-word models. `ends_word` [V] marks ids that end a word.
+    The words are the same for word and subword models. `ends_word` [V] marks ids that end a word.
     """
     ends = np.flatnonzero(ends_word[np.asarray(tokens.ids)]) + 1
     length = math.ceil(share * len(ends) / _STRETCHES)

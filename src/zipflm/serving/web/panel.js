@@ -44,9 +44,9 @@ function showSources(sides, details) {
   const known = details.flatMap((detail, i) => (detail?.sources?.length ? [[sides[i].model, detail.sources]] : []));
   byId("panel-sources").replaceChildren(...known.flatMap(([model, sources]) => {
     const total = sources.reduce((sum, source) => sum + source.probability, 0);
-    const parts = sources.map(({ name, probability, neighbours = [] }) => element("li", { "data-source": name },
+    const parts = sources.map(({ name, probability, neighbors = [] }) => element("li", { "data-source": name },
       element("span", { class: "name" }, name), " ", element("b", {}, percent(total > 0 ? probability / total : 0)),
-      neighbours.map(({ context, word }) => element("p", { class: "neighbour" }, `\u2026${context} `, element("b", {}, word)))));
+      neighbors.map(({ context, word }) => element("p", { class: "neighbor" }, `\u2026${context} `, element("b", {}, word)))));
     const whose = sides.length > 1 ? ` (${model.label})` : "";
     return [element("h3", {}, `Sources of the probability${whose}`), element("ul", { class: "sources" }, parts)];
   }));

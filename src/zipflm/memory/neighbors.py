@@ -35,7 +35,7 @@ _PROBES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeighbourSettings(Checked):
+class NeighborSettings(Checked):
     """Settings of nearest neighbors in a store."""
 
     k: PositiveInt = 1024
@@ -48,13 +48,13 @@ class NeighbourSettings(Checked):
     """`exact` compares all keys even if the store has an index."""
 
 
-class Neighbours:
+class Neighbors:
     """Nearest-neighbor search in a store on a device. Scored texts are not added to the store."""
 
-    def __init__(self, store: Store, settings: NeighbourSettings, device: str) -> None:
+    def __init__(self, store: Store, settings: NeighborSettings, device: str) -> None:
         if settings.k > len(store):
             raise ValueError(f"k={settings.k}: {store.path} has only {len(store)} keys; lower k")
-        self.settings: NeighbourSettings = settings
+        self.settings: NeighborSettings = settings
         self.store: Store = store
         self._words = torch.from_numpy(store.words.astype(np.int64)).to(device)
         has_index = INDEX_FILE in store.info.sha256 and settings.search == "auto"
@@ -63,10 +63,10 @@ class Neighbours:
             self._index = require_faiss().read_index(str(store.path / INDEX_FILE))
         self._keys = _on_device(store, device)
 
-    def stream(self) -> Neighbours:
+    def stream(self) -> Neighbors:
         return self
 
-    def rows(self) -> Neighbours:
+    def rows(self) -> Neighbors:
         return self
 
     def document_ends(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
