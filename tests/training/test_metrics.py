@@ -50,6 +50,15 @@ def test_keeps_a_request_to_stop():
     assert tally.should_stop
 
 
+def test_saved_counters_do_not_change():
+    """They can be written while training continues."""
+    tally = Tally()
+    tally.add([result()])
+    saved = Tally(**tally.counters())
+    tally.add([result()])
+    assert (saved.update, saved.since_report.updates, saved.since_report.nll) == (1, 1, 10.0)
+
+
 def test_counts_training_time_compilation_and_cpu_time(monkeypatch):
     learner, now = SimpleNamespace(num_versions=0), [100.0]
     for name in ("thread_time", "perf_counter"):

@@ -1,7 +1,7 @@
 """Configuration of the decoders, with their parameter counts and costs.
 
-To add a decoder, add a class here and to `DecoderConfig`, and its module and a case to
-`model.decoders`.
+To add a decoder, define its config here and include it in `DecoderConfig`. Then add a module that
+implements it to `model.decoders`, and a case to `build_decoder`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class GatedConvolutionDecoder(Decoder):
     """Width of the input."""
     blocks: tuple[tuple[int, int, int], ...]
     """(kernel, width, bottleneck) of each residual block. A block with bottleneck 0 is a single
-    convolution. Others have three: a convolution of size `kernel` in the width of the bottleneck,
+    convolution. Others have three: a convolution of size `kernel` and width `bottleneck`,
     between two of size 1."""
     dropout: FractionBelowOne = 0.2
     """Dropout on the input of each convolution."""

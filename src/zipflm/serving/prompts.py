@@ -1,8 +1,8 @@
 """Encodes the texts and token ids of requests, and checks their lengths.
 
-Models predict every text after a `</s>`. A prompt may also start with one, as the prompts of
-evaluation harnesses do. The predictions are the same, but this `</s>` counts as a token of the
-prompt, without a log-probability.
+Every text follows an implicit `</s>`, from which the model predicts its first token. A prompt may
+also contain this `</s>`, as the prompts of evaluation harnesses do. The predictions are the same,
+but the `</s>` then counts as a token of the prompt, without a log-probability.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def encode(
 ) -> EncodedText:
     """Encode a text. `limits=None` allows any length."""
     if limits is not None and len(text) > limits.max_characters:  # much faster than tokenizing
-        raise _too_long(param, f"{len(text)} characters", limits.max_characters)
+        raise _too_long(param, f"{len(text)} characters", limits.max_characters, limits)
     if not text:
         raise bad_request(param, f"{param}: empty; give at least one word", "empty")
     try:
@@ -64,11 +64,12 @@ def encode(
 
 def require_length(param: str, num_tokens: int, limits: Limits) -> None:
     if num_tokens > limits.max_text_tokens:
-        raise _too_long(param, f"{num_tokens} tokens", limits.max_text_tokens)
+        raise _too_long(param, f"{num_tokens} tokens", limits.max_text_tokens, limits)
 
 
-def _too_long(param: str, size: str, limit: int) -> APIError:
-    message = f"{param}: {size}; the maximum is {limit} (--max-text-tokens)"
+def _too_long(param: str, size: str, limit: int, limits: Limits) -> APIError:
+    option = f"--max-text-tokens {limits.max_text_tokens}"
+    message = f"{param}: {size}; the maximum is {limit} (from {option})"
     return bad_request(param, message, "context_length_exceeded")
 
 

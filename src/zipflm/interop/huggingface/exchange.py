@@ -170,7 +170,7 @@ def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     try:
         with _quietly():
             tokenizer = ZipfTokenizer.from_pretrained(folder)
-            # ZipfForCausalLM raises an error for weights of the wrong shape.
+            # Weights of the wrong shape are not ignored: ZipfForCausalLM reports them itself.
             options = {"use_safetensors": True, "ignore_mismatched_sizes": True}
             model = ZipfForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
         encoder = tokenizer.text_encoder
