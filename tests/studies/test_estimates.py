@@ -28,7 +28,7 @@ def line_effects(kind, lines, random):
 
 def blocks_of(losses):
     lines = np.arange(0, losses.shape[-1], WORDS_IN_A_LINE)
-    return cut_into_blocks(lines, NO_HEADINGS, losses.shape[-1])
+    return cut_into_blocks(lines, NO_HEADINGS, np.atleast_2d(losses))
 
 
 def sums_of(blocks, losses):

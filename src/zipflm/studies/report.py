@@ -246,7 +246,11 @@ def to_json(study: Study) -> dict[str, Any]:
         "loss_by_previous_word_frequency": study.previous_bins,
         "words": {label: _words_of(study, label) for label in study.words},
         "contexts": study.contexts,
-        "blocks": {"unit": study.blocks.unit, "count": len(study.blocks)},
+        "blocks": {
+            "unit": study.blocks.unit,
+            "count": len(study.blocks),
+            "correlation": study.blocks.correlation,
+        },
         "differences": [
             {"label": label, "other": other, "nats": interval}
             for (label, other), interval in study.differences.items()

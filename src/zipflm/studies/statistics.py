@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -68,10 +69,12 @@ def critical_value(dof: int) -> float:
     return high
 
 
-NUM_BLOCKS = 30
-"""Number of blocks, if the text has as many lines or documents."""
+BLOCK_COUNTS = (30, 20, 14, 10)
+"""Numbers of blocks to try, in this order, until neighboring blocks are not correlated."""
 FEW_BLOCKS = 10
 """The report warns about imprecise intervals if there are fewer blocks."""
+_NORMAL_QUANTILE = 1.645
+"""95% quantile of the standard normal distribution, for a one-sided test."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,17 @@ class TextBlocks:
     num_words: int
     unit: str
     """`documents` or `lines`; none is ever split between blocks."""
+    correlation: float
+    """Highest lag-one autocorrelation among several series of block means: the loss averaged over
+    all models, and the difference between each pair of models."""
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @property
+    def are_correlated(self) -> bool:
+        """Whether neighboring blocks have a significant positive correlation."""
+        return _is_correlated(self.correlation, len(self))
 
     @property
     def block_of_word(self) -> IntArray:
@@ -97,18 +108,32 @@ class TextBlocks:
         """`30 blocks of whole lines, about 3,200 words each`."""
         length = round(self.num_words / len(self), -2 if self.num_words > 1000 * len(self) else -1)
         words = f"about {int(length) or round(self.num_words / len(self)):,} words each"
-        return f"{len(self)} blocks of whole {self.unit}, {words}"
+        text = f"{len(self)} blocks of whole {self.unit}, {words}"
+        if self.are_correlated:
+            text += "; neighboring blocks are correlated, which widens the intervals"
+        return text
 
 
-def cut_into_blocks(line_starts: IntArray, headings: IntArray, num_words: int) -> TextBlocks:
+def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArray) -> TextBlocks:
     """Cut a text into blocks of similar size, at headings if there are enough, else between lines.
 
-    `line_starts` and `headings` are word indices.
+    `line_starts` and `headings` are word indices. `losses` is [models, words].
     """
+    num_words = losses.shape[1]
     units, unit = line_starts, "lines"
-    if len(headings) >= FEW_BLOCKS:
+    if len(headings) >= BLOCK_COUNTS[-1]:
         units, unit = np.union1d([0], headings), "documents"
-    return TextBlocks(_even_starts(units, num_words, NUM_BLOCKS), num_words, unit)
+    for count in BLOCK_COUNTS:
+        starts = _even_starts(units, num_words, count)
+        lengths = np.diff(np.append(starts, num_words))
+        means = np.add.reduceat(losses, starts, axis=1) / lengths
+        pairs = [first - second for first, second in combinations(means, 2)]
+        correlation = max(
+            _lag_one_autocorrelation(series) for series in (means.mean(axis=0), *pairs)
+        )
+        if not _is_correlated(correlation, len(starts)):
+            break
+    return TextBlocks(starts, num_words, unit, correlation)
 
 
 def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[str]) -> IntArray:
@@ -133,6 +158,16 @@ def _even_starts(units: IntArray, num_words: int, count: int) -> IntArray:
     is_nearer = ideal - units[before] < units[after] - ideal
     starts: IntArray = np.unique(np.append(0, units[np.where(is_nearer, before, after)]))
     return starts.astype(np.int64)
+
+
+def _lag_one_autocorrelation(values: FloatArray) -> float:
+    deviations = values - values.mean()
+    total = float((deviations**2).sum())
+    return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0 else 0.0
+
+
+def _is_correlated(correlation: float, num_blocks: int) -> bool:
+    return correlation > _NORMAL_QUANTILE / math.sqrt(num_blocks)
 
 
 MIN_INTERVAL_BLOCKS = 3
@@ -339,8 +374,9 @@ class Sample:
         `reference`."""
         self._counts, self._nll, self._reference = vocabulary.counts, nll, reference
         starts = np.asarray(line_starts, dtype=np.int64)
+        means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(word_ids))]
         headings = document_starts(starts, word_ids, vocabulary.words)
-        self.blocks: TextBlocks = cut_into_blocks(starts, headings, len(word_ids))
+        self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
         """Return the mean loss of every model on the chosen words; empty if there are none."""
