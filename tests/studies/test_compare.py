@@ -63,7 +63,9 @@ def test_resumes_an_interrupted_study(data, tmp_path, capsys):
     assert problems[0] == ""
     assert problems[1].startswith("interrupted") and problems[2].startswith("not trained")
     report = tmp_path / "report.md"
-    assert report.read_text().startswith("# Unfinished: 1 of 3 models; missing: BPE and ADP-T\n")
+    assert report.read_text().startswith(
+        "# Unfinished: 1 of 3 models done; missing: BPE and ADP-T\n"
+    )
     second = FakeTrainer()
     outcome = run_study(data, tmp_path, second)
     assert "Unfinished" not in report.read_text()

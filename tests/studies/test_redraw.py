@@ -50,7 +50,7 @@ def test_redraws_an_interrupted_study(data, tmp_path, capsys):
     arguments = ["report", str(out), "--data", str(data), "--out", str(drawn)]
     assert not app(arguments, standalone_mode=False)
     assert "ADP-T: not trained" in capsys.readouterr().err
-    assert (drawn / "report.md").read_text().startswith("# Unfinished: 0 of 2 models")
+    assert (drawn / "report.md").read_text().startswith("# Unfinished: 0 of 2 models done")
 
 
 def test_redraw_scores_members_without_saved_scores(whole_study, data, tmp_path):

@@ -42,5 +42,5 @@ def test_reports_differences_without_interval(tmp_path, others):
 def test_report_of_failures_only(tmp_path):
     study = example.study_of(example.member("SM", problem="diverged"))
     page = write_report(study, tmp_path).read_text()
-    assert "diverged" in page and "Unfinished: 0 of 1 models" in page
+    assert "diverged" in page and "Unfinished: 0 of 1 models done" in page
     assert "nan" not in (tmp_path / "table.csv").read_text()

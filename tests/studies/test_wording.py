@@ -46,9 +46,9 @@ def test_headline_of_one_model_and_of_short_text():
 def test_headline_of_an_unfinished_study():
     lost = [replace(example.member(label, problem="lost"), curve=()) for label in ("CNN", "ASM")]
     study = study_of(member("SM", 1.0), member("ADP", 0.0), *lost)
-    assert headline(study) == "Unfinished: 2 of 4 models; missing: CNN and ASM"
+    assert headline(study) == "Unfinished: 2 of 4 models done; missing: CNN and ASM"
     seeds = study_of(member("SM", 1.0), member("ADP", 0.0), example.member("ADP", 2, problem="x"))
-    assert headline(seeds).startswith("Unfinished: 1 of 2 models")
+    assert headline(seeds).startswith("Unfinished: 1 of 2 models done")
     assert findings(seeds) == ["ADP has no result for some seeds: seed 2: x."]
 
 

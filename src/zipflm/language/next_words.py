@@ -131,9 +131,9 @@ def _paths(reader: TextReader, pieces: _Pieces) -> Iterator[tuple[tuple[int, ...
 class _Pieces:
     """Computes log-probabilities of pieces after `inputs`, which the model reads once.
 
-    `inputs` are `</s>` and `text`, or the last tokens of these; cache memories can contain earlier
-    ones. The first `context` inputs belong to an earlier part of the text, so cache memories use
-    their hidden states from that part.
+    `inputs` is `</s>` followed by `text`, or the end of this sequence; a cache can reach further
+    back, so it needs all of `text`. The first `context` inputs are also part of an earlier block,
+    and a cache uses the hidden states computed there.
     """
 
     def __init__(self, engine: Engine, inputs: Ids, text: Ids, context: int = 0) -> None:

@@ -60,9 +60,9 @@ def headline(study: Study) -> str:
 
 
 def unfinished(study: Study) -> str:
-    """`Unfinished: 5 of 8 models`, counting models that have all seeds."""
+    """`Unfinished: 5 of 8 models done`, counting models that have all seeds."""
     total = len(study.rows)
-    return f"Unfinished: {total - len(study.missing)} of {total} models"
+    return f"Unfinished: {total - len(study.missing)} of {total} models done"
 
 
 def join(parts: Sequence[str]) -> str:
@@ -147,8 +147,8 @@ def _about_intervals(study: Study) -> str:
         if len(study.blocks) < MIN_INTERVAL_BLOCKS:
             return "The text is too short for intervals."
         return (
-            "No pair of models has an interval, because differences change from one part of "
-            "the text to another."
+            "No pair of models has an interval: the text seems to consist of two parts between "
+            "which the differences shift, or its blocks are too few or too unequal."
         )
     seeds = sorted({len(row.scored) for row in study.finished})
     text = (
@@ -160,7 +160,7 @@ def _about_intervals(study: Study) -> str:
     if missing := math.comb(len(study.finished), 2) - pairs:
         text += (
             f" {missing} of {pairs + missing} pairs have no interval, because the difference "
-            "changes from one part of the text to another."
+            "shifts at one point of the text, as if the text came from two sources."
         )
     if len(study.blocks) < FEW_BLOCKS:
         text += f" With only {len(study.blocks)} blocks of text, intervals are wide and imprecise."
@@ -170,8 +170,8 @@ def _about_intervals(study: Study) -> str:
 def caption(study: Study) -> str:
     text = (
         "Perplexity is exp(mean loss per word), even for subword models; lower is better. "
-        "Parameters shared by input and output count once, with the input. Words seen are running "
-        "words of the training text, even for subword models."
+        "Parameters shared by input and output count once, with the input. 'Words seen' counts the "
+        "words of the training text that the model has read, including repetitions."
     )
     if study.differences:
         text += (
@@ -185,8 +185,8 @@ def caption(study: Study) -> str:
         )
     if any(row.paper for row in study.rows):
         text += (
-            f" The columns 'the paper's' show the published results on {DATASETS[study.dataset]}; "
-            "compare perplexities only on the same text."
+            f" The columns labeled 'the paper's' show the published results on "
+            f"{DATASETS[study.dataset]}; compare perplexities only on the same text."
         )
     return text
 
@@ -212,8 +212,9 @@ def interval_caption(study: Study) -> str:
 
 def paper_caption(study: Study) -> str:
     return (
-        f"The paper's numbers are for {DATASETS[paper_dataset(study)]}; those of this study are "
-        f"changes in {study.headline_name}, or in loss in nats, with 95% intervals. Every "
-        "pair of models is compared; the one that is better in the paper comes first. Rare words "
+        "Every pair of models is compared; the one that is better in the paper comes first. The "
+        f"paper's numbers are for {DATASETS[paper_dataset(study)]}; those of this study are "
+        f"differences between the two models, in percent of {study.headline_name} or in nats of "
+        "loss, with 95% intervals. Rare words "
         f"occur {RARE.replace('-', ' to ')} times in training. Summary: {summary(study)}."
     )
