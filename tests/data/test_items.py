@@ -175,11 +175,11 @@ def test_rejects_files_that_are_not_id_sequences(tmp_path, monkeypatch, name, wr
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\n\nb\n", "line 2: has no name for id 1"),
+        ("a\n\nb\n", "line 2: the name of id 1 is missing"),
         ("a\nb\na\n", "line 3: 'a' is already used in line 1"),
         ("a b\na_b\n", "line 2: 'a_b' is already used in line 1"),
         ("a\n<unk>\n", "line 2: <unk> is reserved"),
-        ("", "line 1: has no name for id 0"),
+        ("", "line 1: the name of id 0 is missing"),
     ],
 )
 def test_rejects_invalid_names(tmp_path, text, message):

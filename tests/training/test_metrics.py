@@ -103,7 +103,7 @@ def test_formats_log_lines():
     assert "loss not finite  perplexity not finite" in as_text(bad, 10)
     line = as_text(validation(5, 1.0, 80.0), 10)
     assert "valid loss 4.3820 per word  perplexity 80.00" in line
-    assert "complete blocks of 64, context 0" in line
+    assert "block 64, context 0, break complete" in line
 
 
 class Terminal(io.StringIO):

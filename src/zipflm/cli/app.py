@@ -114,8 +114,8 @@ def command(
 
 
 def arguments(ctx: typer.Context, *own: str) -> dict[str, Any]:
-    """Return the arguments of a command, without its `own`, for the function of the same name in
-    `zipflm.api`. Its arguments have the same names."""
+    """Return the arguments of a command, except those named in `own`, for the function of the same
+    name in `zipflm.api`, whose parameters have the same names."""
     return {name: value for name, value in ctx.params.items() if name not in own}
 
 
@@ -298,7 +298,7 @@ Context = Annotated[
     Option(
         help="Number of tokens at the start of each block that are context and not scored. The "
         "first block has none.",
-        show_default="from the run",
+        show_default="from the run, unless --block is set",
     ),
 ]
 Device = Annotated[

@@ -99,7 +99,7 @@ _UNIQUE_MARGIN = 1.125
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of one step. Shorter rows are padded on the right with `<pad>`."""
+    """The tokens of one forward pass. Shorter rows are padded on the right with `<pad>`."""
 
     words: Tensor
     """Input ids [B, T]: the token before each target, or `</s>` if there is none."""

@@ -67,7 +67,10 @@ def load_names(path: str | PathLike[str]) -> list[str]:
     line_of: dict[str, int] = {}
     for line_number, name in enumerate(names, start=1):
         if not name or LINE_END in name:
-            raise ValueError(f"{path}: line {line_number}: has no name for id {line_number - 1}")
+            problem = "contains NUL" if name else "is missing"
+            raise ValueError(
+                f"{path}: line {line_number}: the name of id {line_number - 1} {problem}"
+            )
         if name in SPECIALS:
             raise ValueError(f"{path}: line {line_number}: {name} is reserved; rename it")
         if line_of.setdefault(name, line_number) != line_number:
@@ -140,7 +143,8 @@ def _sequences(
     for array in (ids,) if offsets is None else (ids, offsets):
         if array.dtype.kind not in "iu":
             raise ValueError(
-                f"{source}: has type {array.dtype}; {_VALID_IDS}: save array.astype(numpy.int64)"
+                f"{source}: an array has type {array.dtype}; ids and offsets must be integers: "
+                "save array.astype(numpy.int64)"
             )
     if not ids.size:
         raise ValueError(f"{source}: empty")
@@ -149,7 +153,8 @@ def _sequences(
         return ids[is_id], np.append(0, np.cumsum(is_id.sum(axis=1)))
     if ids.ndim != 1:
         raise ValueError(
-            f"{source}: ids have {ids.ndim} dimensions; save one, or two without offsets"
+            f"{source}: ids have {ids.ndim} dimensions; they must have one, or two if there are no "
+            "offsets"
         )
     if offsets is None:
         return ids, np.array([0, len(ids)])

@@ -76,10 +76,11 @@ class Tally(Counters):
 
     @contextmanager
     def compiling(self, learner: Learner) -> Iterator[None]:
-        """Count the time of an update as compilation if it compiled a new copy of the function.
+        """Count the time of an update as compilation if the update compiled a new copy of the
+        model's forward function (see `training.compilation`).
 
-        The update itself takes at most 1% of that time. With dynamic shapes, later compilations of
-        the same copy are not counted.
+        The update itself takes at most 1% of that time. With dynamic shapes, torch may compile an
+        existing copy again, which is not counted.
         """
         before, start, cpu_start = learner.num_versions, time.perf_counter(), time.thread_time()
         yield
@@ -189,7 +190,7 @@ def as_text(line: LogLine, max_updates: int) -> str:
     return (
         f"{start}  valid loss {_number(line.nats_per_word, 4)} per word  "
         f"perplexity {_number(line.perplexity)} ({line.words:,} words{share}, "
-        f"{blocks.break_mode} blocks of {blocks.block}, context {blocks.context})"
+        f"block {blocks.block}, context {blocks.context}, break {blocks.break_mode})"
     )
 
 
