@@ -295,9 +295,9 @@ def compare(
 ) -> FinishedStudy:
     """Train several factorizations on the same text and write a report that compares them.
 
-    A factorization is a combination of input and output layers, such as `ADP-T`. The default is
-    that of `preset` (`demo/SM`), if any; else `ADP-T` with `bands`, `tail_dropout` or `decoders`;
-    else all eight factorizations of the paper. With `decoders` (`transformer`, `gcnn`, `lstm`,
+    A factorization is a combination of input and output layers, such as `ADP-T`. The default is the
+    one named in `preset` (SM for `demo/SM`); otherwise `ADP-T` if `bands`, `tail_dropout` or
+    `decoders` is given, else all eight of the paper. With `decoders` (`transformer`, `gcnn`, `lstm`,
     `qrnn`), every factorization is trained with each of these decoders. `grid` lists settings with
     values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values that give it
     the lowest loss on the validation set. With `memory` (`cache:2000`), every model is also scored

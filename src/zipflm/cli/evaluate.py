@@ -78,7 +78,8 @@ def evaluate(
         Option(
             "--break",
             help="Where to split the text: none (anywhere), complete (between lines), sentence "
-            "(one line per block) or stream (anywhere; recurrent decoders keep their state).",
+            "(one line per block) or stream (anywhere; decoders other than the Transformer keep "
+            "their state).",
             show_default="from the run",
         ),
     ] = None,
@@ -179,8 +180,8 @@ def compare(
         list[str] | None,
         Option(
             help="Factorizations (input and output layers) to train, e.g. ADP-T,SM.",
-            show_default="that of --preset, if any; ADP-T with --bands, --tail-dropout or "
-            "--decoders; else all",
+            show_default="the one in --preset; otherwise ADP-T if --bands, --tail-dropout or "
+            "--decoders is given, else all",
         ),
     ] = None,
     seeds: Seeds = 1,

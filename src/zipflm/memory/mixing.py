@@ -97,7 +97,7 @@ def mix(log_probs: Tensor, memory_probs: Tensor, weight: Tensor) -> Tensor:
 
 
 class Mixture:
-    """Memory lookups for a batch of predictions, one per memory."""
+    """The lookups in all memories for a batch of predictions."""
 
     def __init__(
         self, memories: Sequence[Cache | Neighbors], lookups: Sequence[KeyWindow | Matches]
@@ -106,7 +106,7 @@ class Mixture:
         self._pairs = [(m.settings, lookup) for m, lookup in zip(memories, lookups, strict=True)]
 
     def nll(self, nll_N: Tensor, targets_N: Tensor) -> Tensor:
-        """Return the nll of the targets under the mixture, from that under the model."""
+        """Return the nll of the targets under the mixture, given that of the model."""
         for settings, lookup in self._pairs:
             recalled_N = target_probs(lookup, targets_N, settings.temperature)
             nll_N = -mix(-nll_N.float(), recalled_N, settings.weight * lookup.has_match_N.float())
