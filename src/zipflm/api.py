@@ -297,11 +297,12 @@ def compare(
 
     A factorization is a combination of input and output layers, such as `ADP-T`. The default is the
     one named in `preset` (SM for `demo/SM`); otherwise `ADP-T` if `bands`, `tail_dropout` or
-    `decoders` is given, else all eight of the paper. With `decoders` (`transformer`, `gcnn`, `lstm`,
-    `qrnn`), every factorization is trained with each of these decoders. `grid` lists settings with
-    values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values that give it
-    the lowest loss on the validation set. With `memory` (`cache:2000`), every model is also scored
-    with that cache. The result contains the study, the path of the report and the failures.
+    `decoders` is given, else all eight of the paper. With `decoders` (`transformer`, `gcnn`,
+    `lstm`, `qrnn`), every factorization is trained with each of these decoders. `grid` lists
+    settings with values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values
+    that give it the lowest loss on the validation set. With `memory` (`cache:2000`), every model is
+    also scored with that cache. The result contains the study, the path of the report and the
+    failures.
     """
     from zipflm.distributed import processes
     from zipflm.studies.compare import compare as run_study

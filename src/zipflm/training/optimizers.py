@@ -126,8 +126,8 @@ class StackedMuon(torch.optim.Muon):
         torch._foreach_copy_(buffers, list(buffer_LMN))
         direction_LMN = gradient_LMN.lerp(buffer_LMN, momentum).to(_iteration_dtype(buffer_LMN))
         if isinstance(params[0], DTensor):
-            # Only the iteration needs the full matrix. Gathering it in every process takes less time
-            # than exchanging parts for each product, and gives the rounding of a single process.
+            # Only the iteration needs the full matrix. Gathering it in every process takes less
+            # time than exchanging parts for each product, and rounds like a single process.
             full = cast(DTensor, like_shard(direction_LMN[0], params[0])).full_tensor()
             direction_LMN = full.unsqueeze(0)
         update_LMN = orthogonalize(
