@@ -117,6 +117,7 @@ def test_tokens_only_cost_products_of_their_own_band():
     [
         (lambda: AdaptiveOutput(cutoffs=(1,), dim=8, tail_dropout=-0.1), "tail_dropout=-0.1"),
         (lambda: AdaptiveOutput(cutoffs=(1,), dim=8, input_dropout=1), "input_dropout=1"),
+        (lambda: CharacterInput(filters=((1, 8),), max_bytes=2, markers=True), "max_bytes=2"),
         (lambda: CharacterInput(filters=()), r"filters=\(\): give filters as bytes:features"),
         (lambda: CharacterInput(filters=((60, 8),)), "1 to max_bytes=50 bytes"),
         (lambda: FixedInput(dim=0), "dim=0: must be at least 1"),

@@ -206,3 +206,16 @@ def test_sentences_keep_every_character(parts):
 )
 def test_sentence_boundaries(text, expected):
     assert list(embed_addresses.sentences(text)) == expected
+
+
+def test_a_full_disk_ends_a_download_at_once(tmp_path, monkeypatch):
+    asked = []
+
+    def full(request, **options):
+        asked.append(request.full_url)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(corpora.urllib.request, "urlopen", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        fetch(CORPORA["wikitext-2"], tmp_path)
+    assert len(asked) == 1

@@ -3,11 +3,13 @@
 import gzip
 import json
 import math
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
 
 import pytest
+import training_runs
 from loaded_models import loaded
 from small_data import sentences
 from typer.testing import CliRunner
@@ -276,6 +278,17 @@ def test_answers_each_line_of_a_pipe_at_once(process):
         assert child.stdout.readline().startswith(f"{number}\t3\t".encode())
     child.stdin.close()
     assert child.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("closed", "status"), [("<&-", 2), (">&-", 0), ("2>&-", 0)])
+def test_closed_streams(run, text, closed, status):
+    file = "-" if closed == "<&-" else text
+    arguments = shlex.join(training_runs.command("score", run, file, "--device", "cpu"))
+    found = training_runs.call(["sh", "-c", f"{arguments} {closed}"])
+    assert found.returncode == status
+    assert found.stderr == ("zipflm: standard input: empty\n" if status else "")
+    assert ("</s>" in found.stdout) == (closed == "2>&-")
 
 
 def test_closed_pipe_is_silent(process):

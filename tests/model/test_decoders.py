@@ -235,6 +235,7 @@ def test_uses_half_precision_under_autocast(name, words):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: LSTMDecoder(dim=8, hidden_dim=4), "hidden_dim=4: must be at least dim=8"),
         (lambda: GatedConvolutionDecoder(dim=8, blocks=()), "blocks=.*kernel:width:bottleneck"),
         (lambda: GatedConvolutionDecoder(dim=8, blocks=((0, 4, 0),)), "kernel:width:bottleneck"),
         (lambda: QRNNDecoder(dim=8, hidden_dim=8, window=0), "window=0: must be at least 1"),

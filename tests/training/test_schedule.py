@@ -57,3 +57,8 @@ def test_warmup_decay_rises_stays_and_falls(shape):
     assert all(low < high for high, low in zip(rates[50:], rates[51:], strict=False))
     assert rates[75] == pytest.approx(0.55)
     assert rates[100] == pytest.approx(0.1)
+
+
+def test_rejects_a_minimum_above_the_maximum():
+    with pytest.raises(ValueError, match=r"min_lr=1e-05: must be at most max_lr=1e-06"):
+        CosineCycles(max_lr=1e-6)

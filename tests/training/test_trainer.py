@@ -263,7 +263,9 @@ def test_all_processes_stop_early(word_data, tmp_path):
     assert RunFolder(tmp_path / "run").choose("newest").update == 8
 
 
-def test_patience_needs_a_valid_set(tmp_path):
+def test_patience_needs_a_valid_set(word_data, tmp_path):
+    with pytest.raises(ValueError, match=r"patience.*validate_every"):
+        config_of(word_data, "training.patience=1", "training.validate_every=0")
     text = tmp_path / "text"
     text.write_text("a b c\n" * 400)
     data = prepare(tmp_path / "data", {"train": [str(text)]}, Options())

@@ -39,6 +39,7 @@ app.registered_commands.sort(
 def main() -> None:
     """Run the command line."""
     _set_openmp_waiting()
+    _open_missing_streams()
     _configure_output_encoding()
     try:
         _run()
@@ -92,6 +93,13 @@ def _can_flush(stream: TextIO) -> bool:
     except BrokenPipeError:
         return False
     return True
+
+
+def _open_missing_streams() -> None:
+    """Replace streams that the shell closed (`<&-`, `>&-`) with /dev/null."""
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
 def _configure_output_encoding() -> None:

@@ -214,11 +214,16 @@ class LSTMDecoder(Decoder):
     dim: PositiveInt
     """Width of the input and of the output of each layer."""
     hidden_dim: PositiveInt
-    """Number of cells per layer, at least `dim`."""
+    """Number of cells per layer."""
     num_layers: PositiveInt = 1
     """Number of layers."""
     dropout: FractionBelowOne = 0.25
     """Dropout on the input of each layer and on the output."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        remedy = f"must be at least dim={self.dim}, the width of the projection"
+        self.require("hidden_dim", self.hidden_dim >= self.dim, remedy)
 
     @property
     def depth(self) -> int:

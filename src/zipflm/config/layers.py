@@ -202,6 +202,11 @@ class CharacterInput(InputLayer):
             len(self.filters) > 0 and is_valid,
             f"give filters as bytes:features, with 1 to max_bytes={self.max_bytes} bytes",
         )
+        self.require(
+            "max_bytes",
+            not self.markers or self.max_bytes > NUM_MARKERS,
+            f"must exceed {NUM_MARKERS}, the number of markers; raise it or use markers=false",
+        )
 
     def num_predicted(self, vocab_size: int) -> int:
         self.require(

@@ -135,6 +135,10 @@ class CosineCycles(Checked):
     shrink: PositiveFraction = 0.75
     """Factor on `max_lr` and `min_lr` from one cycle to the next."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("min_lr", self.min_lr <= self.max_lr, f"must be at most max_lr={self.max_lr}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupDecay(Checked):
@@ -217,6 +221,11 @@ class TrainingConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require(
+            "patience",
+            not self.patience or self.validate_every > 0,
+            "needs validate_every above 0; raise it, or use patience=0",
+        )
         ends = [end for end, _ in self.stages]
         self.require(
             "stages",

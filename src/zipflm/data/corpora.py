@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import tarfile
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,7 +142,13 @@ def fetch(
                         progress(len(data), int(length) if length else None)
                 _require_hash(part, corpus.sha256, "not the expected file, or truncated")
             return path
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (
+            urllib.error.URLError,
+            http.client.HTTPException,
+            TimeoutError,
+            ConnectionError,
+            ValueError,
+        ) as error:
             failures.append(f"{url} ({error})")
     raise OSError(
         f"could not download {path.name}: {'; '.join(failures)}. Download it manually to "

@@ -10,7 +10,7 @@ The result is a scan in which ids are words and sequences are lines. A file is o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -104,20 +104,9 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
 def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:
     """Scan arrays of ids in order. Raises ValueError, naming the file, for invalid ids."""
     for source in sources:
-        ids, bounds = _sequences(source, *_load(source))
-        first = 0
-        while first < len(bounds) - 1:  # complete sequences, about 4 million ids at a time
-            start = bounds[first]
-            last = max(int(np.searchsorted(bounds, start + _CHUNK_IDS, "right")) - 1, first + 1)
-            segment = ids[start : bounds[last]]
-            if segment.size and segment.min() < 0:
-                raise ValueError(
-                    f"{source}: contains {segment.min()}; {_VALID_IDS} (negative numbers are "
-                    "padding in two-dimensional arrays only)"
-                )
-            into.add(_scan_segment(segment, bounds[first + 1 : last + 1] - start))
-            progress(segment.nbytes)
-            first = last
+        for ids, ends in _segments(source, *_load(source)):
+            into.add(_scan_segment(ids, ends))
+            progress(ids.nbytes)
 
 
 def _load(source: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -136,10 +125,11 @@ def _load(source: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
         ) from None
 
 
-def _sequences(
+def _segments(
     source: str, ids: NDArray[Any], offsets: NDArray[Any] | None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return ids in one dimension, and the bounds of the sequences."""
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """Yield about 4 million ids at a time, with the end of each sequence. A sequence is not
+    divided."""
     for array in (ids,) if offsets is None else (ids, offsets):
         if array.dtype.kind not in "iu":
             raise ValueError(
@@ -149,22 +139,35 @@ def _sequences(
     if not ids.size:
         raise ValueError(f"{source}: empty")
     if ids.ndim == 2 and offsets is None:
-        is_id = ids >= 0
-        return ids[is_id], np.append(0, np.cumsum(is_id.sum(axis=1)))
+        num_rows = max(1, _CHUNK_IDS // ids.shape[1])
+        for first in range(0, len(ids), num_rows):
+            block = ids[first : first + num_rows]
+            is_id = block >= 0
+            yield block[is_id], np.cumsum(is_id.sum(axis=1))
+        return
     if ids.ndim != 1:
         raise ValueError(
             f"{source}: ids have {ids.ndim} dimensions; they must have one, or two if there are no "
             "offsets"
         )
-    if offsets is None:
-        return ids, np.array([0, len(ids)])
-    bounds = offsets.astype(np.int64)
+    bounds = np.array([0, len(ids)]) if offsets is None else offsets.astype(np.int64)
     if bounds[0] != 0 or bounds[-1] != len(ids) or np.any(bounds[:-1] > bounds[1:]):
         raise ValueError(
             f"{source}: offsets must be sorted, from 0 to {len(ids)}, the number of ids; sequence "
             "i is ids[offsets[i]:offsets[i + 1]]"
         )
-    return ids, bounds
+    first = 0
+    while first < len(bounds) - 1:
+        start = bounds[first]
+        last = max(int(np.searchsorted(bounds, start + _CHUNK_IDS, "right")) - 1, first + 1)
+        segment = ids[start : bounds[last]]
+        if segment.size and segment.min() < 0:
+            raise ValueError(
+                f"{source}: contains {segment.min()}; {_VALID_IDS} (negative numbers are padding "
+                "in two-dimensional arrays only)"
+            )
+        yield segment, bounds[first + 1 : last + 1] - start
+        first = last
 
 
 def _scan_segment(ids: NDArray[Any], ends: NDArray[np.int64]) -> ScannedChunk:

@@ -215,13 +215,15 @@ def _ranges(name: str, size: int) -> Iterator[Chunk]:
 
 def _read_lines(name: str, size: int, encoding: str, errors: str) -> Iterator[tuple[bytes, int]]:
     """Yield complete lines, about `size` bytes at a time, and their number of stored bytes."""
-    buffer, consumed_before, consumed = bytearray(), 0, 0
+    buffer, searched, consumed_before, consumed = bytearray(), 0, 0, 0
     for data, consumed in _blocks(name, encoding, errors):
         buffer += data
         if len(buffer) < size:
             continue
         # Cut after the last line end. A final carriage return may be the first half of \r\n.
-        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, len(buffer) - 1)) + 1
+        last = len(buffer) - 1
+        cut = max(buffer.rfind(b"\n", searched), buffer.rfind(b"\r", searched, last)) + 1
+        searched = 0 if cut else last
         if cut:
             yield bytes(buffer[:cut]), consumed - consumed_before
             del buffer[:cut]

@@ -62,7 +62,8 @@ class Compilation:
             return self._compiled[shape](module, self, *inputs)
         except FailOnRecompileLimitHit:
             # Only with dynamic shapes. Run shapes without a version uncompiled instead of failing.
-            return _checked_forward(module, self, *inputs)
+            self._compiled[shape] = _without_new_versions(self._compiled[shape])
+            return self._compiled[shape](module, self, *inputs)
 
     def _compile(self) -> Callable[..., Tensor]:
         # fullgraph: with graph breaks, a forward compiled in parts would count as compiled.
@@ -89,6 +90,16 @@ def _checked_forward(module: nn.Module, compilation: Compilation, *inputs: Any) 
     if not torch.compiler.is_compiling():
         compilation.is_complete = False
     return _plain_forward(module, *inputs)
+
+
+def _without_new_versions(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap a compiled function so that it runs uncompiled if no existing version matches."""
+
+    def run_without_compiling(*inputs: Any) -> Tensor:
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return compiled(*inputs)
+
+    return run_without_compiling
 
 
 def _copy_of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
