@@ -76,7 +76,7 @@ def test_scores_the_whole_set_at_checkpoints_and_at_the_end(word_data, tmp_path,
     for checkpoint in RunFolder(tmp_path).checkpoints():
         assert checkpoint.state().valid.words == words
     output = capsys.readouterr().out
-    assert "50% of the set" in output and f"({words:,} words, complete" in output
+    assert "50% of the set" in output and f"({words:,} words, block" in output
 
 
 def train_sharded(path, out):
