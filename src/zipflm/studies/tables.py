@@ -1,7 +1,7 @@
 """Tables of the report, shared by all output formats.
 
-In tables with one row per model, a `Column` has a value for data files and a text for the report.
-A `Grid` contains the texts of a table.
+In tables with one row per model, a `Column` gives each cell as a value, for data files, and as a
+string, for the report. A `Grid` contains the strings of a table.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _column(
     is_number: bool = True,
     is_optional: bool = False,
 ) -> Column:
-    """Return a column of values, or of the mean over seeds of the field named `value`."""
+    """Return a column. `value` is a function of the row, or the name of a field to average over
+    seeds."""
     find = partial(ModelRow.mean, name=value) if isinstance(value, str) else value
 
     def text(row: ModelRow) -> str:

@@ -97,7 +97,8 @@ class Stream:
             position.epoch * self._total + position.consumed * self._total // position.total
         )
         if config.batches.break_mode == "stream":
-            # An update must start with the first group of rows, even if the group size has changed.
+            # An update must start with the batch of the first rows. Round down, because the number
+            # of batches per update may have changed.
             self._consumed -= self._consumed % _batches_per_update(config, block)
         own = batches.numbered(count(self._consumed + process.rank, process.world_size))
         if config.training.compile and config.batches.blocks.has_one_length:

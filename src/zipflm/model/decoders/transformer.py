@@ -160,7 +160,7 @@ class DecoderLayer(InitializedModule):
         for name in ("query", "key", "value", "attention_out", "ffn_in", "ffn_out"):
             linear = self.get_submodule(name)
             assert isinstance(linear, nn.Linear)
-            # In fairseq, the feed-forward and most biases keep PyTorch's initialization.
+            # With init="fairseq" (its later code), other weights keep PyTorch's initialization.
             default = initialization.torch_linear(linear.in_features)
             yield f"{name}.weight", weights.get(name, default)
             if linear.bias is not None:
@@ -321,7 +321,7 @@ def _are_plain(*linears: nn.Module) -> bool:
     """True if all are plain linear layers: no adapters, no hooks, no replaced `forward`."""
     return all(
         type(linear) is nn.Linear
-        # Not every compiler supports `vars` of a module.
+        # torch.compile cannot always trace `vars`, so compiled code ignores a replaced `forward`.
         and (torch.compiler.is_compiling() or "forward" not in vars(linear))
         and not (linear._forward_hooks or linear._forward_pre_hooks)
         and not (linear._backward_hooks or linear._backward_pre_hooks)
