@@ -193,8 +193,8 @@ def _with_everything():
 def test_tables_of_contexts_and_tuning():
     lines = markdown(_with_everything()).splitlines()
     for line in (
-        "| ADP-T | 512 | 512 | 480 | 20.00 | 21.00 |",
-        "| ADP | 512 | 512 | 0 | - | 9.00 |",
+        "| ADP-T | 512 | 512 | 480 | 20.00 | 21.00 | 18.35 | 19.03 |",
+        "| ADP | 512 | 512 | 0 | - | 9.00 | - | - |",
         "| SM | lr=1 | 50.00 | 30.0 s | yes |",
         "| SM | lr=9 | diverged \\| nan | 4.0 s |  |",
         "| all |  |  | 34.0 s |  |",

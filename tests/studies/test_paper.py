@@ -3,10 +3,12 @@
 import math
 
 import pytest
+from studies import example_study as example
 
 from zipflm.presets import from_name
 from zipflm.studies.bins import BIN_MODELS, BIN_NAMES, paper_bins
-from zipflm.studies.paper import MODELS, comparison_row
+from zipflm.studies.paper import MODELS, comparison_row, setting_row
+from zipflm.studies.report import markdown
 
 # Tables 3 and 4: valid and test perplexity, hours of training, millions of parameters.
 PRINTED = {
@@ -29,6 +31,26 @@ def test_rows_match_the_paper(dataset, model):
 def test_every_row_matches_a_preset():
     for model in MODELS:
         assert model.matches(from_name(model.preset).num_params()), model
+
+
+@pytest.mark.parametrize(
+    ("label", "valid"),
+    [
+        ("ADP-T bands 5k/155k/100k", 20.06),
+        ("ADP-T bands 20K/40K/200K", 19.79),
+        ("ADP tail dropout 0.2", 21.23),
+        ("ADP tail dropout 0", 24.74),
+        ("ADP-T bands 1k/9k", None),
+        ("ADP bands 5k/155k/100k", None),
+        ("ADP-T tail dropout 0.2", None),
+    ],
+)
+def test_finds_ablations_by_setting(label, valid):
+    study = example.study_of(example.member(label), dataset="wikitext-103")
+    row = study.rows[0].paper
+    assert (row.valid if row else None) == valid
+    assert (f"| {valid} |" in markdown(study)) == (valid is not None)
+    assert setting_row("billion-word", label) is None
 
 
 # Loss by frequency of the word and of the previous word, from the source of the figures.

@@ -16,7 +16,7 @@ import numpy as np
 from zipflm.data.vocabulary import UNKNOWN, Vocabulary
 from zipflm.studies.bins import FloatArray, FrequencyBin, IntArray, is_rare, previous_words
 from zipflm.studies.members import CurvePoint, StudyMember
-from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row
+from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row, setting_row
 from zipflm.studies.statistics import Estimate, Interval, Sample, TextBlocks
 from zipflm.studies.word_lists import WordLists, word_lists
 from zipflm.units import perplexity
@@ -308,7 +308,8 @@ def build_study(
 
 def _row(members: Sequence[StudyMember], dataset: str) -> ModelRow:
     label = members[0].label
-    return ModelRow(label=label, members=tuple(members), paper=comparison_row(dataset, label))
+    find = comparison_row if label == members[0].factorization else setting_row
+    return ModelRow(label=label, members=tuple(members), paper=find(dataset, label))
 
 
 def _nll_of(row: ModelRow) -> FloatArray:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from zipflm.studies.bins import FrequencyBin
 from zipflm.studies.findings import paper_findings, percent_of
-from zipflm.studies.paper import GPUS, PaperModel
+from zipflm.studies.paper import CONTEXT, GPUS, PaperModel
 from zipflm.studies.study import ModelRow, SeedMean, Study
 
 Value = str | int | float | None
@@ -247,14 +247,20 @@ def bin_loss(b: FrequencyBin, label: str) -> str:
 
 
 def contexts(study: Study) -> Grid:
-    """Return perplexities by context size."""
+    """Return perplexities by context size; on WikiText-103, also those of the paper."""
     splits = list(dict.fromkeys(split for c in study.contexts for split in c.perplexity))
+    names = ["model", "train block", "block", "context", *splits]
     rows = [
         [c.label, f"{c.train_block:,}", f"{c.block:,}", f"{c.context:,}"]
         + [number(c.perplexity.get(split)) for split in splits]
         for c in study.contexts
     ]
-    return Grid(["model", "train block", "block", "context", *splits], rows)
+    if study.dataset == "wikitext-103":
+        names += ["the paper's valid", "the paper's test"]
+        for row, c in zip(rows, study.contexts, strict=True):
+            theirs = CONTEXT.get((c.train_block, c.context)) if c.label == "ADP-T" else None
+            row += [number(value) for value in theirs] if theirs else [EMPTY, EMPTY]
+    return Grid(names, rows)
 
 
 def tuning(study: Study) -> Grid:
