@@ -101,6 +101,7 @@ def test_tuning_prints_a_table_and_applies_the_weights(call):
         ("list.tsv --scores ac", "--scores ac: write NAME=VALUE, e.g. ac=ac.txt"),
         ("list.tsv --weights lm", "--weights lm: write NAME=VALUE, e.g. lm=0.7,words=-0.2"),
         ("list.tsv --weights lm=x", "--weights lm=x: write NAME=NUMBER, e.g. lm=0.7,words=-0.2"),
+        ("list.tsv --weights lm=nan", "--weights lm=nan: write NAME=NUMBER"),
         ("list.tsv --weights lm=1,lm=2", "--weights lm=2: write NAME=VALUE"),
         ("list.tsv --scores-out file", "--scores-out: only for --format kaldi"),
         ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write NAME=VALUE"),

@@ -122,3 +122,12 @@ def test_character_models_embed_unseen_words(word_data):
     assert not np.allclose(lm.embedding("qqqq"), lm.embedding("rrrr"))
     logprobs, _ = follow(lm, lm.start(), ["qqqq", "\n"])
     assert sum(logprobs) == pytest.approx(lm.score("qqqq").logprob, abs=1e-4)
+
+
+def test_generate_accepts_the_argument_names_of_transformers(adp):
+    ours = adp.generate("ba", max_words=4, num=2, seed=1, lines=0)
+    theirs = adp.generate("ba", max_new_tokens=4, num_return_sequences=2, seed=1, lines=0)
+    assert [text.text for text in ours] == [text.text for text in theirs]
+    assert len(ours) == 2
+    streamed = adp.stream("ba", max_new_tokens=4, seed=1, lines=0)
+    assert "".join(word.text for word in streamed) == ours[0].continuation

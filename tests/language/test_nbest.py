@@ -82,6 +82,7 @@ def test_kaldi_companion_files(write):
     [
         ("utt-7-1 3.5\nutt-7-10 1\n", "list: line 2: .*ac has no score of utt-7-2"),
         ("utt-7-1 3.5\nutt-7-2\n", "ac: line 2: the score must be a finite number, not ''"),
+        ("b-1 1\nb-1 2\n", "ac: line 2: b-1 is repeated"),
         ("utt-7-1 nan\n", "ac: line 1: the score must be a finite number, not 'nan'"),
     ],
 )
@@ -124,11 +125,21 @@ def test_moses_features(write):
         ("tsv", "id\ttext\tac\nu\ta\t\n", "line 2: the column ac must be a finite number, not ''"),
         ("tsv", "id\ttxt\nu\ta\n", "line 1: must be a header with id, text"),
         ("tsv", "id\ttext\n", "list: the file is empty"),
+        ("tsv", "id\ttext\tac\tac\n", "line 1: must have each column once"),
     ],
 )
 def test_rejects_bad_entries_with_file_and_line(write, format, content, message):
     with pytest.raises(ValueError, match=message):
         read(write("list", content), format)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("refs", "u1 a\nu2 c\nu1 b\n"), ("refs.tsv", "id\ttext\nu1\ta\nu1\tb\n")]
+)
+def test_rejects_repeated_references(write, name, content):
+    lists = Table()
+    with pytest.raises(ValueError, match="line 3: utterance u1 is repeated"):
+        read_references(write(name, content), lists)
 
 
 def test_writes_lists_with_new_scores(write):

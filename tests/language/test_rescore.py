@@ -133,6 +133,12 @@ def test_rejects_missing_scores_that_have_a_weight(rescore):
         rescore(content, "moses", weights={"g": 1, "total": 1})
 
 
+@pytest.mark.parametrize("name", ["words", "id", "text", "total", "a b", ""])
+def test_rejects_names_that_would_replace_other_columns(rescore, name):
+    with pytest.raises(ValueError, match="--name .*: must consist of letters"):
+        rescore(name=name)
+
+
 def test_failure_leaves_no_file(rescore, tmp_path):
     with pytest.raises(ValueError, match="line 7"):
         rescore(TSV + "u3\n")

@@ -114,6 +114,8 @@ def test_ignores_settings_tuned_for_other_weights(run, data, lm, tmp_path):
 def test_does_not_tune_on_test_or_on_the_text_of_the_store(run, data, tmp_path):
     with pytest.raises(ValueError, match="split=test: tuning on test"):
         tune(run, data, ["cache"], split="test")
+    with pytest.raises(ValueError, match="memory=cache:30: cache is given twice"):
+        tune(run, data, ["cache:30", "cache:50"])
     build(run, data, tmp_path / "store", max_keys=100)
     with pytest.raises(ValueError, match="split=train: .* was built from this text"):
         tune(run, data, [str(tmp_path / "store")], split="train")

@@ -27,7 +27,7 @@ from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.runs.load import load_run
 from zipflm.storage import sole_writer
 from zipflm.studies.compare import compare
-from zipflm.studies.members import ScoredRun, WordScores, score_once, score_run
+from zipflm.studies.members import ScoredRun, WordScores, saved_scores, score_run
 from zipflm.studies.progress import print_table
 from zipflm.studies.study import NOT_COMPILED
 
@@ -220,9 +220,8 @@ def test_two_processes_train_together(data, tmp_path):
         outputs = sorted(path.name for path in (study / "members" / name / "seed-1").glob("*.txt"))
         assert outputs == ["output-0.txt", "output-1.txt"]
     run, splits = study / "members" / "ADP" / "seed-1", ("valid", "test")
-    options = ScoringOptions(device="cpu")
-    together = score_once(run, DataFolder.open(data), splits, options)
-    alone = score_run(load_run(run), DataFolder.open(data), splits, options)
+    together = saved_scores(run, DataFolder.open(data), splits)
+    alone = score_run(load_run(run), DataFolder.open(data), splits, ScoringOptions(device="cpu"))
     for split in splits:
         assert np.array_equal(together.splits[split].nll, alone.splits[split].nll)
 

@@ -1,4 +1,4 @@
-"""Redrawing the report of a study."""
+"""Redrawing the report of a study without its weights."""
 
 import json
 import shutil
@@ -12,12 +12,12 @@ from zipflm.studies.analyze import is_study, redraw
 
 @pytest.fixture
 def without_weights(whole_study, tmp_path):
-    """A copy of a study without weights and reports."""
-    ignored = shutil.ignore_patterns("weights.*", "report.*", "*.csv", "figures")
+    """A copy of a study without checkpoints and reports."""
+    ignored = shutil.ignore_patterns("checkpoints", "report.*", "*.csv", "figures")
     return shutil.copytree(whole_study.out, tmp_path / "sent", ignore=ignored)
 
 
-def test_redraw_reads_saved_scores(whole_study, without_weights, data, tmp_path):
+def test_redraw_needs_no_weights(whole_study, without_weights, data, tmp_path):
     assert is_study(without_weights) and not is_study(whole_study.run_of("ADP-T"))
     redraw(without_weights, data, tmp_path / "drawn")
     before = json.loads((whole_study.out / "table.json").read_text())
@@ -53,19 +53,14 @@ def test_redraws_an_interrupted_study(data, tmp_path, capsys):
     assert (drawn / "report.md").read_text().startswith("# Unfinished: 0 of 2 models done")
 
 
-def test_redraw_scores_members_without_saved_scores(whole_study, data, tmp_path):
-    study = shutil.copytree(whole_study.out, tmp_path / "copy")
-    (study / "members" / "ADP-T" / "seed-1" / "scores" / "test.npz").unlink()
-    redrawn = redraw(study, data, tmp_path / "drawn")
-    before = json.loads((study / "table.json").read_text())["rows"]
-    assert [row.perplexity["test"].mean for row in redrawn.rows] == pytest.approx(
-        [row["perplexity_test"] for row in before]
-    )
-
-
 def test_redraw_errors_name_the_damaged_file(without_weights, data, tmp_path):
-    shutil.rmtree(without_weights / "members" / "ADP-T" / "seed-1")
-    with pytest.raises(ValueError, match="seed-1: no checkpoints found"):
+    member = without_weights / "members" / "ADP-T" / "seed-1"
+    kept = (member / "scores" / "test.npz").read_bytes()
+    (member / "scores" / "test.npz").write_bytes(kept[:100])
+    with pytest.raises(ValueError, match="test.npz: cannot read these scores"):
+        redraw(without_weights, data, tmp_path / "a")
+    shutil.rmtree(member)
+    with pytest.raises(ValueError, match="seed-1: this run of the study is missing"):
         redraw(without_weights, data, tmp_path / "b")
     (without_weights / "table.json").write_text('{"rows": [{"model": "SM"}]}')
     with pytest.raises(ValueError, match="table.json: damaged or written by another version"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from typing import Annotated
@@ -291,11 +292,12 @@ def _weights(values: list[str] | None) -> dict[str, float]:
     example = "lm=0.7,words=-0.2"
     named = _named_values("--weights", values, example)
     try:
-        return {name: float(value) for name, value in named.items()}
+        weights = {name: float(value) for name, value in named.items()}
     except ValueError:
-        raise ValueError(
-            f"--weights {','.join(values or ())}: write NAME=NUMBER, e.g. {example}"
-        ) from None
+        weights = {"": math.nan}
+    if not all(map(math.isfinite, weights.values())):
+        raise ValueError(f"--weights {','.join(values or ())}: write NAME=NUMBER, e.g. {example}")
+    return weights
 
 
 def _named_values(option: str, values: list[str] | None, example: str) -> dict[str, str]:

@@ -96,6 +96,8 @@ def _companion(file: str, sign: float) -> dict[str, float]:
     scores = {}
     for number, line in numbered_lines(file):
         key, value = [*line.split(maxsplit=1), "", ""][:2]
+        if key in scores:
+            raise ValueError(f"{shown(file)}: line {number}: {unquoted(key)} is repeated")
         scores[key] = sign * _number(f"{shown(file)}: line {number}: the score", value)
     return scores
 
@@ -182,6 +184,8 @@ class Table(Format):
                     "must be a header with id, text and the names of the scores, separated by "
                     f"tabs, not {quoted(line)}"
                 )
+            if len(set(fields)) < len(fields):
+                raise ValueError(f"must have each column once, not {quoted(line)}")
             self._columns = fields
             return None
         if len(fields) != len(self._columns):
@@ -283,12 +287,20 @@ def read_references(name: str, format: Format) -> dict[str, list[str]]:
     N - 1.
     """
     if _ending(name) is not None:
-        entries = _entries(name, open_format(name, None))
-        return {entry.utterance: entry.words for entry in entries}
-    words = [line.split() for _, line in numbered_lines(name)]
-    if isinstance(format, Moses):
-        return {str(index): line for index, line in enumerate(words)}
-    return {line[0]: line[1:] for line in words if line}
+        texts = [(e.line, e.utterance, e.words) for e in _entries(name, open_format(name, None))]
+    else:
+        lines = [(number, line.split()) for number, line in numbered_lines(name)]
+        if isinstance(format, Moses):
+            return {str(index): words for index, (_, words) in enumerate(lines)}
+        texts = [(number, words[0], words[1:]) for number, words in lines if words]
+    references: dict[str, list[str]] = {}
+    for number, utterance, words in texts:
+        if utterance in references:
+            raise ValueError(
+                f"{shown(name)}: line {number}: utterance {unquoted(utterance)} is repeated"
+            )
+        references[utterance] = words
+    return references
 
 
 def _ending(name: str) -> str | None:

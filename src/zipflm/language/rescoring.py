@@ -24,6 +24,7 @@ from zipflm.language.nbest import (
     read_references,
 )
 from zipflm.language.weights import (
+    check_name,
     check_names,
     complete_weights,
     format_weights,
@@ -66,6 +67,7 @@ def rescore_file(
     """
     if tuned and reference is None:
         raise ValueError("--tune: needs --reference with the transcripts")
+    check_name(name)
     check_destination("--out", out)
     check_destination("--scores-out", scores_out)
     chosen_format = open_format(file, format, scores, costs)

@@ -32,6 +32,15 @@ _PENALTIES = [penalty for penalty in _GRID if penalty >= 0.1]
 _EDITS = ("replace", "delete", "insert")  # as rapidfuzz names them
 
 
+def check_name(lm: str) -> None:
+    """Raise ValueError if the model's score cannot have this name."""
+    if lm in (WORDS, TOTAL, "id", "text") or not lm.isidentifier():
+        raise ValueError(
+            f"--name {unquoted(lm)}: must consist of letters, digits and _, not start with a "
+            f"digit, and not be {WORDS}, {TOTAL}, id or text"
+        )
+
+
 def format_weights(weights: Mapping[str, float]) -> str:
     """Format weights as a value for `--weights`.
 

@@ -95,6 +95,10 @@ def tune(
     memories = open_memories(specs, run, chosen.device)
     if memories is None:
         raise ValueError("no memory to tune; use cache or the folder of a store")
+    names = ["cache" if isinstance(m, Cache) else str(m.store.path) for m in memories.memories]
+    for spec, name in zip(specs, names, strict=True):
+        if names.count(name) > 1:
+            raise ValueError(f"memory={spec}: {name} is given twice")
     for memory in memories.memories:
         if isinstance(memory, Neighbors) and memory.store.plan.text == data.split(split).sha256:
             raise ValueError(f"split={split}: {memory.store.path} was built from this text")

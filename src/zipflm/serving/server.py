@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import uvicorn
 
 from zipflm.serving.app import Service, make_app
-from zipflm.serving.middleware import read_keys
+from zipflm.serving.middleware import SEND_SECONDS, read_keys
 from zipflm.serving.models import ServedModel, load_models
 from zipflm.serving.worker import Limits
 
@@ -101,4 +101,6 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ) from None
     # Connections inherit this. asyncio sets it only for sockets that it creates itself.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: do not wait for clients that stopped reading
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SEND_SECONDS)
     return listener

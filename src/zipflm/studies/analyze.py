@@ -1,4 +1,8 @@
-"""`zipflm report`: write a report on existing runs, or rewrite the report of a study."""
+"""`zipflm report`: write a report on existing runs, or rewrite the report of a study.
+
+Rewriting needs no weights, only `table.json`, the data folder, and the config, log, versions and
+saved scores of every member.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from zipflm.runs.load import load_run
 from zipflm.settings import from_dict, load_object
 from zipflm.storage import report_full_disk, sole_writer
 from zipflm.studies.compare import FULL_DISK_REMEDY, scored_splits, split_text
-from zipflm.studies.members import StudyMember, make_member, score_once, score_run
+from zipflm.studies.members import StudyMember, make_member, saved_scores, score_run
 from zipflm.studies.paper import GPUS, comparison_row
 from zipflm.studies.plan import (
     MEMBERS,
@@ -41,10 +45,7 @@ def is_study(path: Path) -> bool:
 
 
 def redraw(study: Path, data: Path, out: Path) -> Study:
-    """Write the report of the study in a folder to `out`.
-
-    Members are listed in `table.json`. Those without saved scores are scored.
-    """
+    """Rebuild the study in the folder `study` and write its report to `out`."""
     table = load_object(read_file(study / TABLE))
     words = open_words(data)
     splits = scored_splits(words)
@@ -53,7 +54,7 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         try:
             redrawn = build_study(
                 [
-                    _member_of(study, row, member, words)
+                    _saved_member(study, row, member, words, splits)
                     for row in table["rows"]
                     for member in row["members"]
                 ],
@@ -72,27 +73,31 @@ def redraw(study: Path, data: Path, out: Path) -> Study:
         return redrawn
 
 
-def _member_of(
-    study: Path, row: dict[str, Any], member: dict[str, Any], words: DataFolder
+def _saved_member(
+    study: Path,
+    row: dict[str, Any],
+    member: dict[str, Any],
+    words: DataFolder,
+    splits: Sequence[str],
 ) -> StudyMember:
     """Return a member from its entry in `table.json`."""
     # The study may have been moved.
     _, _, inside = member["run"].rpartition(f"{MEMBERS}/")
-    config, problem = from_dict(Config, member["config"]), member["problem"]
+    run, problem = RunFolder(study / MEMBERS / inside), member["problem"]
+    if run.holds_a_run:
+        config = run.config()
+    elif problem:  # the member was not trained
+        config = from_dict(Config, member["config"])
+    else:
+        raise ValueError(f"{run.path}: this run of the study is missing; restore it")
     data = words
     if config.batches.unit != "word":
         data = open_bpe_data(words, "repeat the study without these models")
     plan = Plan(
-        label=row["model"],
-        factorization=row["factorization"],
-        config=config,
-        data=data,
-        run=RunFolder(study / MEMBERS / inside),
-        memory=tuple(row["model"].split(MEMORY_MARK)[1:]),
+        label=row["model"], factorization=row["factorization"], config=config, data=data, run=run
     )
-    splits = scored_splits(words)
-    options = ScoringOptions(memory=plan.memory)
-    scored = None if problem else score_once(plan.run.path, data, splits, options)
+    memory = tuple(row["model"].split(MEMORY_MARK)[1:])
+    scored = None if problem else saved_scores(run.path, data, splits, memory)
     return make_member(plan, words, splits[-1], scored=scored, problem=problem)
 
 

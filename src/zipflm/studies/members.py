@@ -167,6 +167,35 @@ def score_once(
     return ScoredRun(checkpoint.name, by_split)
 
 
+def saved_scores(
+    run: Path, data: DataFolder, splits: Sequence[str], memory: tuple[str, ...] = ()
+) -> ScoredRun:
+    """Read the saved scores of a run. Raises ValueError if they are missing, damaged, or those of
+    another text."""
+    by_split: dict[str, WordScores] = {}
+    names = set()
+    for split in splits:
+        data.verify(split)
+        path, text = _scores_path(run, split, memory), data.split(split)
+        try:
+            key, scores = _read_saved(path, text)
+        except Exception as error:  # zipfile and NumPy raise many kinds of errors
+            raise ValueError(
+                f"{path}: cannot read these scores ({error}); use the data folder of the study, or "
+                "run its compare command again"
+            ) from None
+        if (key["text"], key["vocabulary"]) != (text.sha256, data.vocabulary.hash):
+            raise ValueError(
+                f"{path}: its text or vocabulary differs from {data.path}; use the data folder of "
+                "the study"
+            )
+        names.add(key["checkpoint"])
+        by_split[split] = scores
+    if len(names) != 1:
+        raise ValueError(f"{run / SCORES}: scores of different checkpoints: {', '.join(names)}")
+    return ScoredRun(names.pop(), by_split)
+
+
 def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
     return run / SCORES / f"{'-'.join([split, *map(path_name, memory)])}.npz"
 
@@ -196,21 +225,24 @@ def _save(path: Path, key: dict[str, Any], scores: WordScores) -> None:
 def _find_saved(path: Path, key: dict[str, Any], split: SplitMetadata) -> WordScores | None:
     """Read scores with this key. Returns None if they are missing, damaged or have another key."""
     try:
-        require_file(path)
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            metadata, nll = load_object(str(archive["metadata"])), archive["nll"]
-        protocol = from_dict(ScoringProtocol, metadata["protocol"])
-        saved_key = metadata["key"]
+        saved_key, scores = _read_saved(path, split)
     except Exception:  # zipfile and NumPy raise many kinds of errors
         return None
+    return scores if saved_key == key else None
+
+
+def _read_saved(path: Path, split: SplitMetadata) -> tuple[dict[str, Any], WordScores]:
+    require_file(path)
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        metadata, nll = load_object(str(archive["metadata"])), archive["nll"]
+    protocol = from_dict(ScoringProtocol, metadata["protocol"])
     counts = (protocol.tokens, protocol.words, protocol.unk)
-    is_whole = (
-        counts == (split.tokens, split.words, split.unknown)
-        and nll.dtype == np.float64
-        and nll.shape == (split.words,)
-        and bool(np.isfinite(nll).all() and nll.min() >= -_ROUNDING)
-    )
-    return WordScores(nll, protocol) if is_whole and saved_key == key else None
+    matches = counts == (split.tokens, split.words, split.unknown)
+    if not matches or nll.dtype != np.float64 or nll.shape != (split.words,):
+        raise ValueError("damaged, or the scores of another split")
+    if not np.isfinite(nll).all() or nll.min() < -_ROUNDING:
+        raise ValueError("damaged: contains invalid losses")
+    return metadata["key"], WordScores(nll, protocol)
 
 
 def make_member(
