@@ -4,7 +4,7 @@
 #   runs/wikipedia-factorizations.sh TEXT_FOLDER DATA OUT [options of zipflm compare, key=value ...]
 #
 # TEXT_FOLDER and DATA are those of runs/wikipedia-data.sh. Trains models like that of
-# `wikipedia-track.sh modern` for 1,000 updates each or, with `--equal seconds`, for as long as ADP-T
+# `wikipedia-track.sh modern` for 500 updates each or, with `--equal seconds`, for as long as ADP-T
 # takes. Run it again to continue.
 set -euo pipefail
 text=$1 data=$2 out=$3
@@ -17,5 +17,5 @@ shift 3
 # 2. Train and score all eight, and write $out/report.html.
 zipflm compare --data "$data/rewritten" --preset wikitext-103 --recipe modern --out "$out" \
     decoder.num_layers=8 decoder.num_heads=8 decoder.dropout=0 output.tail_dropout=0 \
-    batches.tokens=32768 training.tokens_per_update=32768 training.stages= training.max_updates=1000 \
+    batches.tokens=32768 training.tokens_per_update=32768 training.stages= training.max_updates=500 \
     batches.eval_break_mode=none training.dtype=bfloat16 training.compile=true "$@"
