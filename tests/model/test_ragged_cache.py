@@ -81,6 +81,15 @@ def test_new_row_replaces_a_longer_dropped_one():
     torch.testing.assert_close(hidden, alone(model, [2, 99, 12]), rtol=0, atol=1e-5)
 
 
+def test_does_not_grow_by_the_length_of_dropped_rows():
+    model, texts = a_model(), [torch.tensor([2, 99])] * 2
+    ragged = model.new_cache(0, 0)
+    ragged.join(model.read(texts)[1], 1000)
+    ragged.drop({0})
+    ragged.join(model.read(texts)[1], 8)
+    assert (ragged.rows, ragged.capacity) == (3, 8)
+
+
 def test_frees_memory_after_the_last_row():
     ragged = joined(a_model(), TEXTS)
     assert ragged.capacity == 16

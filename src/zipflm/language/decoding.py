@@ -248,7 +248,7 @@ class TextDecoder:
         if self._memory is not None:
             pairs = zip(rows, texts, strict=True)
             self._memory.join([self._engine.pairs(row.prompt, text) for row, text in pairs])
-        capacity = max(row.cache_positions(self._engine) for row in rows)
+        capacity = max(row.cache_positions(self._engine) for row in [*self.rows, *rows])
         self._cache.join(cache, capacity)
         self._hidden_ND = torch.cat([self._hidden_ND, hidden_ND]) if self.rows else hidden_ND
         self.rows = [*self.rows, *rows]

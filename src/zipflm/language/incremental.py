@@ -117,8 +117,9 @@ def _read_all(engine: Engine, state: TextState) -> Tensor:
 
 def _read_last(engine: Engine, states: Sequence[TextState]) -> None:
     cache: Any = engine.model.new_cache(0, 0)
+    longest = max(len(state.inputs) for state in states)
     for state in states:
-        cache.join(state._cache, len(state.inputs))
+        cache.join(state._cache, longest)
     words = torch.tensor([[state.inputs[-1]] for state in states], device=engine.device)
     hidden = engine.model(words, cache)[:, -1]
     for row, state in enumerate(states):

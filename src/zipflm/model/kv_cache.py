@@ -150,9 +150,10 @@ class KeyValueCache:
         )
 
     def join(self, cache: KeyValueCache, capacity: int) -> None:
-        """Append all rows of another cache. `capacity` is the maximum length of the new rows."""
+        """Append all rows of another cache. `capacity` is the maximum length of the old and new
+        rows."""
         first = self.rows
-        self._reserve(cache, first + cache.rows, max(capacity, self.capacity, *cache.lengths))
+        self._reserve(cache, first + cache.rows, max(capacity, *self.lengths, *cache.lengths))
         self.lengths = self.lengths + cache.lengths
         self.fill(range(first, self.rows), cache)
 
