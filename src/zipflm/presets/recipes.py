@@ -19,7 +19,12 @@ RECIPES = ("paper", "modern")
 
 
 def modern(config: Config, dataset: Family) -> Config:
-    """Use Muon and AdamW, warm-up and decay, and modern settings for a Transformer decoder."""
+    """Use Muon and AdamW, warm-up and decay, and modern settings for a Transformer decoder.
+
+    Presets that already use Muon were tuned with it, and stay unchanged.
+    """
+    if isinstance(config.training.optimizer, Muon):
+        return config
     decoder = replace(config.decoder, dropout=min(config.decoder.dropout, 0.1))
     if isinstance(decoder, TransformerDecoder):
         decoder = replace(

@@ -39,6 +39,7 @@ _CPU_TRAINING = TrainingConfig(
     validate_share=0.1,
     checkpoint_every=120,
 )
+_MUON = {"beta2": 0.999, "weight_decay": 0.1, "matrix_weight_decay": 0.1}
 
 FAMILIES = {
     # For twenty epochs on texts of two million words, which need strong regularization. Tuned on
@@ -145,7 +146,7 @@ FAMILIES = {
         batches=BatchConfig(block=64, tokens=1024, eval_block=64),
         training=replace(
             _CPU_TRAINING,
-            optimizer=Muon(matrix_lr=5e-3, table_lr=1e-2, lr=3e-3),
+            optimizer=Muon(matrix_lr=5e-3, table_lr=1e-2, lr=3e-3, **_MUON),
             max_updates=240,
             tokens_per_update=1024,
         ),
@@ -168,7 +169,7 @@ FAMILIES = {
         batches=BatchConfig(block=128, tokens=2048, eval_block=128),
         training=replace(
             _CPU_TRAINING,
-            optimizer=Muon(matrix_lr=3e-3, table_lr=6e-3, lr=2e-3),
+            optimizer=Muon(matrix_lr=3e-3, table_lr=6e-3, lr=2e-3, **_MUON),
             max_updates=3000,
             tokens_per_update=2048,
             report_every=20,
