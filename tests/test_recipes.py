@@ -24,6 +24,12 @@ def test_every_preset_works_with_both_recipes():
             assert layers == (config.input, config.output, config.tie)
 
 
+@pytest.mark.parametrize("dataset", ["wikitext-2", "demo", "small"])
+def test_modern_keeps_presets_that_already_use_muon(dataset):
+    config = preset(dataset)
+    assert apply("modern", config, dataset_of(dataset)) is config
+
+
 @pytest.mark.parametrize("factorization", FACTORIZATIONS)
 def test_modern_parameter_count_matches_built_model(factorization):
     modern = apply("modern", preset("wikitext-103", factorization), dataset_of("wikitext-103"))
