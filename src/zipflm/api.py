@@ -343,8 +343,8 @@ def report(
 ) -> FinishedStudy:
     """Score runs and write a report with losses by word frequency, figures and word lists.
 
-    `runs` is a run folder or checkpoint, or a list of them. It can also be a study folder, whose
-    report is written again from the saved scores.
+    `runs` is a run folder or checkpoint, or a list of them. It can also be the folder of a study,
+    or several with different seeds, whose saved scores are combined into one report.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.studies.analyze import analyze, is_study, redraw
@@ -354,13 +354,13 @@ def report(
     if not paths:
         raise ValueError("runs: empty; give a run, a list of runs or a study")
     source, target = _path(data), Path(out)
-    if len(paths) == 1 and is_study(paths[0]):
+    if all(map(is_study, paths)):
         if context_sizes or block is not None or choice is not None:
             raise ValueError(
                 f"{paths[0]}: a study is redrawn from its saved scores; for other contexts, blocks "
                 "or checkpoints, pass the runs in its members/"
             )
-        study = redraw(paths[0], source, target)
+        study = redraw(paths, source, target)
     else:
         options = ScoringOptions(block=block, device=device)
         study = analyze(

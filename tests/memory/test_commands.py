@@ -85,5 +85,5 @@ def test_compare_scores_members_with_and_without_a_cache(data, tmp_path):
     assert {*study.word_bins[0].loss} == {"ADP-T", "ADP-T + cache:30"}
     again = zipflm.compare(changes, **request, out=out, memory=["cache:30"]).study
     assert [row.perplexity for row in again.rows] == [row.perplexity for row in study.rows]
-    drawn = redraw(out, data.path, tmp_path / "drawn")
+    drawn = redraw([out], data.path, tmp_path / "drawn")
     assert [row.perplexity for row in drawn.rows] == [row.perplexity for row in study.rows]

@@ -262,8 +262,8 @@ def report(
     runs: Annotated[
         list[str],
         Argument(
-            help="Run folders or checkpoints; or one folder from `zipflm compare`, to write its "
-            "report again."
+            help="Run folders or checkpoints; or folders from `zipflm compare`, to combine their "
+            "seeds into one report."
         ),
     ],
     *,

@@ -1,7 +1,7 @@
-"""`zipflm report`: write a report on existing runs, or rewrite the report of a study.
+"""`zipflm report`: write a report on existing runs, or on studies whose seeds it combines.
 
-Rewriting needs no weights, only `table.json`, the data folder, and the config, log, versions and
-saved scores of every member.
+A report on studies needs no weights, only `table.json`, the data folder, and the config, log,
+versions and saved scores of every member.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from zipflm.config import Config
 from zipflm.data.folder import DataFolder
 from zipflm.distributed import processes
 from zipflm.evaluation.evaluate import ScoringOptions
+from zipflm.field_help import fields_of
 from zipflm.messages import read_file
 from zipflm.presets import FACTORIZATIONS
 from zipflm.runs.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ from zipflm.studies.paper import GPUS, comparison_row
 from zipflm.studies.plan import (
     MEMBERS,
     MEMORY_MARK,
+    RESULT_NEUTRAL,
     Plan,
     open_bpe_data,
     open_words,
@@ -44,33 +46,69 @@ def is_study(path: Path) -> bool:
     return (path / TABLE).is_file() and (path / MEMBERS).is_dir()
 
 
-def redraw(study: Path, data: Path, out: Path) -> Study:
-    """Rebuild the study in the folder `study` and write its report to `out`."""
-    table = load_object(read_file(study / TABLE))
+def redraw(studies: Sequence[Path], data: Path, out: Path) -> Study:
+    """Rebuild a study from the folders of one or more studies with different seeds, and write its
+    report to `out`. Title and protocol are those of the first."""
     words = open_words(data)
     splits = scored_splits(words)
     with sole_writer(out):
         require_report_folder(out)
-        try:
-            redrawn = build_study(
-                [
-                    _saved_member(study, row, member, words, splits)
-                    for row in table["rows"]
-                    for member in row["members"]
-                ],
-                split_text(words, splits[-1]),
-                title=table["title"],
-                dataset=table["dataset"],
-                protocol=table["protocol"],
-                tried=[from_dict(Tried, entry) for entry in table["tried"]],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{study / TABLE}: damaged or written by another version of zipflm ({error!r}); "
-                "run the compare command of the study again to rewrite it"
-            ) from None
+        saved = [_saved_study(study, words, splits) for study in studies]
+        members = [member for _, own_members in saved for member in own_members]
+        _require_other_seeds(members)
+        fields = saved[0][0]
+        seeds = ", ".join(str(seed) for seed in sorted({member.seed for member in members}))
+        fields["protocol"] |= {"seeds": seeds}
+        redrawn = build_study(members, split_text(words, splits[-1]), **fields)
         write_report(redrawn, out)
         return redrawn
+
+
+def _saved_study(
+    study: Path, words: DataFolder, splits: Sequence[str]
+) -> tuple[dict[str, Any], list[StudyMember]]:
+    """Return the fields of a study that are not computed from its members, and the members."""
+    table = load_object(read_file(study / TABLE))
+    try:
+        fields = {name: table[name] for name in ("title", "dataset", "protocol")}
+        fields["tried"] = [from_dict(Tried, entry) for entry in table["tried"]]
+        return fields, [
+            _saved_member(study, row, member, words, splits)
+            for row in table["rows"]
+            for member in row["members"]
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{study / TABLE}: damaged or written by another version of zipflm ({error!r}); "
+            "run the compare command of the study again to rewrite it"
+        ) from None
+
+
+def _require_other_seeds(members: Sequence[StudyMember]) -> None:
+    """Raise ValueError unless members with the same label differ in their seed, and only in it."""
+    by_label: dict[str, list[StudyMember]] = {}
+    for member in members:
+        for other in by_label.setdefault(member.label, []):
+            if member.seed == other.seed:
+                raise ValueError(
+                    f"{member.run}: same model and seed as {other.run}; combine studies with "
+                    "different seeds (zipflm compare ... training.seed=2)"
+                )
+            ours, theirs = _settings(member.config), _settings(other.config)
+            for key in ours | theirs:
+                if ours.get(key) != theirs.get(key):
+                    raise ValueError(
+                        f"{member.run}: {key}={ours.get(key)}, but {theirs.get(key)} in "
+                        f"{other.run}; combine studies with the same settings"
+                    )
+        by_label[member.label].append(member)
+
+
+def _settings(config: Config) -> dict[str, str]:
+    """Return the settings that all seeds share. With equal seconds, the number of updates depends
+    on the machine."""
+    seed = ("training.seed", "training.max_updates")
+    return {f.key: f.value for f in fields_of(config) if f.key not in (*RESULT_NEUTRAL, *seed)}
 
 
 def _saved_member(
