@@ -50,6 +50,14 @@ def test_modern_compiles_models_for_gpus():
         assert training.dtype == ("float32" if metadata.is_for_a_cpu else "bfloat16")
 
 
+def test_predicted_words_scale_cutoffs_however_they_are_written():
+    def cutoffs(*sizes):
+        overrides = [f"input.predicted_words={size}" for size in sizes]
+        return resolve("tiny/CNN", "paper", overrides, 20_000).output.cutoffs
+
+    assert cutoffs("8_000") == cutoffs("8000") == cutoffs("500", "8000") != cutoffs()
+
+
 @pytest.mark.parametrize("recipe", ["paper", "modern"])
 @pytest.mark.parametrize("dataset", ["wikitext-103", "wikitext-2"])
 def test_cpu_defaults_to_float32(dataset, recipe):

@@ -347,8 +347,9 @@ def report(
     or several with different seeds, whose saved scores are combined into one report.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.studies.analyze import analyze, is_study, redraw
+    from zipflm.studies.analyze import analyze
     from zipflm.studies.compare import FinishedStudy
+    from zipflm.studies.redraw import is_study, redraw
 
     paths, choice = [Path(run) for run in _sources(runs)], _choice(checkpoint)
     if not paths:

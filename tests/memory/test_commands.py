@@ -7,7 +7,7 @@ from training_runs import SMALL
 
 import zipflm
 import zipflm.cli
-from zipflm.studies.analyze import redraw
+from zipflm.studies.redraw import redraw
 
 
 def zipflm_command(monkeypatch, capsys, *arguments):
@@ -87,3 +87,8 @@ def test_compare_scores_members_with_and_without_a_cache(data, tmp_path):
     assert [row.perplexity for row in again.rows] == [row.perplexity for row in study.rows]
     drawn = redraw([out], data.path, tmp_path / "drawn")
     assert [row.perplexity for row in drawn.rows] == [row.perplexity for row in study.rows]
+    # Saved scores are not used after other settings were tuned.
+    zipflm.tune_memory(study.rows[0].first.run, data=data.path, memory="cache")
+    alone, tuned = zipflm.compare(changes, **request, out=out, memory=["cache:30"]).study.rows
+    assert alone.perplexity == study.rows[0].perplexity
+    assert tuned.perplexity["valid"].mean < with_cache.perplexity["valid"].mean

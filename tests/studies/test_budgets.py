@@ -3,11 +3,20 @@
 from dataclasses import replace
 
 import pytest
-from studies.study_runs import FakeTrainer, plans_for, report, run_study, validation
+from studies.study_runs import (
+    SHORT,
+    FakeTrainer,
+    plans_for,
+    report,
+    request_for,
+    run_study,
+    validation,
+)
 
 from zipflm.presets import preset
 from zipflm.runs.folder import RunFolder, append_line
 from zipflm.studies import budgets
+from zipflm.studies.compare import compare
 
 ALL = ("SM", "BPE", "ADP-T")
 SECONDS = {"SM": 0.4, "ADP-T": 0.1}
@@ -94,6 +103,23 @@ def test_equal_seconds_study(data, tmp_path):
     again = Timed()
     run(data, tmp_path, again)
     assert again.asked == []
+
+
+def test_equal_seconds_with_one_update(data, tmp_path):
+    request = request_for(
+        data,
+        tmp_path,
+        factorizations=("ADP-T",),
+        overrides=(*SHORT, "training.max_updates=1"),
+        equal="seconds",
+    )
+    assert compare(request, device="cpu").study.finished
+
+
+def test_equal_seconds_rejects_a_grid_that_changes_the_speed(data, tmp_path):
+    grid = ("training.optimizer.lr=1e-3,2e-3", "decoder.num_layers=1,2")
+    with pytest.raises(ValueError, match="grid=decoder.num_layers: may change the time"):
+        run_study(data, tmp_path, FakeTrainer(), equal="seconds", grid=grid)
 
 
 def test_resumes_interrupted_calibration(data, tmp_path):

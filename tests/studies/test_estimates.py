@@ -119,6 +119,17 @@ def test_pairing_cancels_shared_variance():
     assert paired.excludes_zero and paired.low < 0.1 < paired.high
 
 
+def test_same_runs_are_paired():
+    """A gain that every seed has is certain, even if seeds differ by more."""
+    random = np.random.default_rng(0)
+    sums, runs = random.normal(50, 1, size=(3, 30)) + [[-3], [0], [3]], ["a", "b", "c"]
+    without, gained = (mean_of(each, np.full(30, 10), runs) for each in (sums, sums - 0.5))
+    others = mean_of(sums, np.full(30, 10), ["d", "e", "f"])
+    paired = (gained - without).interval
+    assert paired.low == pytest.approx(-0.05) and paired.high == pytest.approx(-0.05)
+    assert not (gained - others).interval.excludes_zero
+
+
 def test_few_blocks_give_wide_intervals():
     random = np.random.default_rng(5)
     widths = []

@@ -167,3 +167,12 @@ def test_plans_decoders(data):
         plans_for(data, decoders=("rnn",))
     with pytest.raises(ValueError, match="unknown key decoder.num_head"):
         plans_for(data, decoders=names, overrides=("decoder.num_head=2",))
+
+
+def test_bands_keep_the_dtype_of_a_started_study(data, tmp_path):
+    """On another device, the default would be another dtype."""
+    bands = {"preset": "wikitext-2", "bands": ("5/10/30", "10/10/20")}
+    first = plans_for(data, tmp_path, **bands)[0]
+    held = replace(first.config, training=replace(first.config.training, dtype="float32"))
+    first.run.open(held, first.data, 0)
+    assert {p.config.training.dtype for p in plans_for(data, tmp_path, **bands)} == {"float32"}

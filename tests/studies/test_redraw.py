@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
-from studies.study_runs import SHORT, FakeTrainer, request_for, run_study
+from studies.study_runs import SENTENCES, SHORT, FakeTrainer, make_data, request_for, run_study
 
 from zipflm.cli import app
-from zipflm.studies.analyze import is_study, redraw
 from zipflm.studies.compare import compare
+from zipflm.studies.redraw import is_study, redraw
 
 
 @pytest.fixture
@@ -31,16 +31,26 @@ def test_redraw_needs_no_weights(whole_study, without_weights, data, tmp_path):
     assert (tmp_path / "drawn" / "report.html").is_file()
 
 
-def test_combines_the_seeds_of_studies(data, tmp_path):
-    def study(seed, *overrides, seeds=1):
-        out = tmp_path / f"{seed}-{len(overrides)}-{seeds}"
-        overrides = (*SHORT, f"training.seed={seed}", *overrides)
-        models = ("SM", "ADP-T")
-        compare(request_for(data, out, factorizations=models, overrides=overrides, seeds=seeds))
-        return out
+@pytest.fixture(scope="module")
+def study_of(data, tmp_path_factory):
+    """Trains a study of SM and ADP-T with the given seed, unless this was done before."""
+    trained = {}
 
-    first, second, both = study(1), study(2), study(1, seeds=2)
-    redraw([first, second], data, tmp_path / "combined")
+    def study(seed, *overrides, **changes):
+        key = (seed, *overrides, *sorted(changes.items()))
+        if key not in trained:
+            overrides = (*SHORT, f"training.seed={seed}", *overrides)
+            changes = {"factorizations": ("SM", "ADP-T"), **changes}
+            trained[key] = tmp_path_factory.mktemp("studies") / f"study-{len(trained)}"
+            compare(request_for(data, trained[key], overrides=overrides, **changes))
+        return trained[key]
+
+    return study
+
+
+def test_combines_the_seeds_of_studies(study_of, data, tmp_path):
+    both = study_of(1, seeds=2)
+    redraw([study_of(1), study_of(2)], data, tmp_path / "combined")
     combined, together = (
         json.loads((out / "table.json").read_text()) for out in (tmp_path / "combined", both)
     )
@@ -48,10 +58,53 @@ def test_combines_the_seeds_of_studies(data, tmp_path):
     assert combined["differences"] == together["differences"]
     for ours, theirs in zip(combined["rows"], together["rows"], strict=True):
         assert ours["perplexity_test"] == theirs["perplexity_test"]
-    with pytest.raises(ValueError, match="SM/seed-1: same model and seed as"):
-        redraw([first, both], data, tmp_path / "twice")
-    with pytest.raises(ValueError, match="SM/seed-2: training.clip_norm=3.0, but .* in .*seed-1"):
-        redraw([first, study(2, "training.clip_norm=3")], data, tmp_path / "mixed")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "message"),
+    [
+        ((), {"seeds": 2, "seed": 1}, "SM/seed-1: same model and seed as"),
+        (("training.clip_norm=3",), {}, "SM/seed-2: training.clip_norm=3.0, but .* in .*seed-1"),
+        (("training.max_updates=4",), {}, "held equal: updates .4 updates.* but updates .3"),
+        ((), {"equal": "text"}, "held equal: text .*, but updates"),
+        ((), {"factorizations": ("ADP-T",)}, "SM: no study has it with seed 2"),
+        ((), {"memory": ("cache:5",)}, "SM . cache:5: no study has it with seed 1"),
+    ],
+)
+def test_combines_only_seeds(overrides, changes, message, study_of, data, tmp_path):
+    other = study_of(changes.pop("seed", 2), *overrides, **changes)
+    with pytest.raises(ValueError, match=message):
+        redraw([study_of(1), other], data, tmp_path / "combined")
+    assert not (tmp_path / "combined" / "report.html").exists()
+
+
+def test_combines_seeds_with_equal_seconds(study_of, data, tmp_path):
+    """The number of updates depends on the speed, and the schedule on the number of updates."""
+    cosine = "training.schedule=CosineCycles", "training.schedule.warmup_updates=2"
+    studies = [study_of(seed, *cosine, equal="seconds") for seed in (1, 2)]
+    for config in (studies[1] / "members").rglob("config.json"):
+        settings = json.loads(config.read_text())
+        settings["training"]["max_updates"] += 1
+        settings["training"]["schedule"]["warmup_updates"] += 1
+        config.write_text(json.dumps(settings))
+    assert len(redraw(studies, data, tmp_path / "combined").rows[0].scored) == 2
+
+
+def test_a_failed_seed_is_replaced(study_of, data, tmp_path):
+    failed = shutil.copytree(study_of(1, seeds=2), tmp_path / "failed")
+    table = json.loads((failed / "table.json").read_text())
+    table["rows"][0]["members"][0]["problem"] = "the loss is not finite"
+    (failed / "table.json").write_text(json.dumps(table))
+    only_sm = study_of(1, factorizations=("SM",))
+    study = redraw([failed, only_sm], data, tmp_path / "combined")
+    assert not study.missing and [len(row.scored) for row in study.rows] == [2, 2]
+
+
+def test_redraw_needs_the_same_training_text(without_weights, data, tmp_path):
+    train = [*SENTENCES * 19, *SENTENCES[::-1]]  # the same words and counts
+    other = make_data(tmp_path / "other", train=train)
+    with pytest.raises(ValueError, match="trained on another text .*other/data"):
+        redraw([without_weights], other, tmp_path / "drawn")
 
 
 def test_report_command_redraws_a_study(without_weights, data, tmp_path, capsys):

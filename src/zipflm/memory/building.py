@@ -28,8 +28,8 @@ from zipflm.memory.store import (
     KEYS_FILE,
     VALUES_FILE,
     KeyType,
-    Plan,
     StoreInfo,
+    StorePlan,
 )
 from zipflm.model.precision import autocast
 from zipflm.runs.load import LoadedRun
@@ -68,7 +68,7 @@ def build(
         chosen = replace(chosen, dtype=run.config.training.dtype)
     batches = batches_of(run, data, split, chosen, in_order=True)
     tokens = len(batches.tokens.ids)
-    plan = Plan(
+    plan = StorePlan(
         run=str(run),
         checkpoint=run.checkpoint.name,
         weights=run.weights_hash,
@@ -100,7 +100,7 @@ def _with_context(options: ScoringOptions, run: LoadedRun) -> ScoringOptions:
     return replace(options, context=max(blocks.context, min(_DEFAULT_CONTEXT, blocks.block // 4)))
 
 
-def _start(out: Path, plan: Plan) -> None:
+def _start(out: Path, plan: StorePlan) -> None:
     """Start a build, or check that the one to continue has the same plan."""
     if (out / INFO_FILE).exists():
         raise FileExistsError(f"{out}: already a finished store; choose another folder")
@@ -108,7 +108,7 @@ def _start(out: Path, plan: Plan) -> None:
         if any(path.name != ".lock" for path in out.iterdir()):
             raise FileExistsError(f"{out}: not empty; choose another folder")
         write_record(out / _PLAN_FILE, plan)
-    started = read_record(Plan, out / _PLAN_FILE)
+    started = read_record(StorePlan, out / _PLAN_FILE)
     # Paths can differ if the hashes are the same.
     before, now = (to_dict(replace(p, run="", data="")) for p in (started, plan))
     if before != now:
@@ -119,7 +119,7 @@ def _start(out: Path, plan: Plan) -> None:
 
 
 @torch.inference_mode()
-def _write(run: LoadedRun, batches: Batches, plan: Plan, device: str, out: Path) -> None:
+def _write(run: LoadedRun, batches: Batches, plan: StorePlan, device: str, out: Path) -> None:
     """Append the keys and tokens that are not on disk yet."""
     model = run.model.to(device).eval()
     carry_state = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
@@ -160,7 +160,7 @@ def _write(run: LoadedRun, batches: Batches, plan: Plan, device: str, out: Path)
             os.fsync(file.fileno())
 
 
-def _finish(out: Path, plan: Plan, index: bool) -> StoreInfo:
+def _finish(out: Path, plan: StorePlan, index: bool) -> StoreInfo:
     names, index_recall = [KEYS_FILE, VALUES_FILE], None
     if index:
         index_recall = _build_index(out, plan)
@@ -172,7 +172,7 @@ def _finish(out: Path, plan: Plan, index: bool) -> StoreInfo:
     return info
 
 
-def _build_index(out: Path, plan: Plan) -> float:
+def _build_index(out: Path, plan: StorePlan) -> float:
     """Build an index and return its recall."""
     keys = np.memmap(out / KEYS_FILE, np.dtype(plan.dtype), "r", shape=(plan.keys, plan.dim))
     index = build_index(keys)

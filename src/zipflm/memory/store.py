@@ -32,7 +32,7 @@ KeyType = Literal["float16", "float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Checked):
+class StorePlan(Checked):
     """Inputs and settings that determine the contents of a store."""
 
     run: str
@@ -62,7 +62,7 @@ class StoreInfo:
     """Contents of `memory.json`."""
 
     format: int
-    plan: Plan
+    plan: StorePlan
     sha256: Mapping[str, str] = field(default_factory=dict)
     """Checksums of the files of keys, tokens and, if there is one, the index."""
     recall: float | None = None

@@ -21,7 +21,7 @@ RECIPES = ("paper", "modern")
 def modern(config: Config, dataset: Family) -> Config:
     """Use Muon and AdamW, warm-up and decay, and modern settings for a Transformer decoder.
 
-    Presets that already use Muon were tuned with it, and stay unchanged.
+    Presets that already use Muon stay unchanged.
     """
     if isinstance(config.training.optimizer, Muon):
         return config
@@ -104,11 +104,10 @@ def resolve(
 def _num_predicted(overrides: Iterable[str], vocab_size: int) -> int:
     """Return the number of predicted ids, to which cutoffs are scaled. Invalid values are ignored
     here; `override` rejects them later."""
-    for assignment in overrides:
-        key, _, size = assignment.partition("=")
-        if key == "input.predicted_words" and size.isdecimal() and 0 < int(size) < vocab_size:
-            return int(size)
-    return vocab_size
+    pairs = (assignment.partition("=") for assignment in overrides)
+    sizes = [size.replace("_", "") for key, _, size in pairs if key == "input.predicted_words"]
+    size = int(sizes[-1]) if sizes and sizes[-1].isdecimal() else 0
+    return size if 0 < size < vocab_size else vocab_size
 
 
 def _require_vocab_size(overrides: Iterable[str], vocab_size: int) -> None:

@@ -54,7 +54,7 @@ def calibration_plans(plans: Sequence[Plan], out: Path) -> list[Plan]:
     """Return the plan of a short run for every label, to measure the time per update."""
     short_runs = []
     for plan in first_seeds(plans):
-        updates = min(_CALIBRATION_UPDATES, plan.updates)
+        updates = max(2, min(_CALIBRATION_UPDATES, plan.updates))
         training = replace(
             plan.config.training,
             max_updates=updates,
@@ -138,6 +138,19 @@ def parse_grid(options: Sequence[str]) -> list[Setting]:
             )
         axes[field] = [f"{field}={value}" for value in values]
     return list(product(*axes.values())) if axes else []
+
+
+def require_same_speed(grid: Sequence[Setting]) -> None:
+    """Raise ValueError if a tuned setting may change the time per update."""
+    for text in {text for setting in grid for text in setting}:
+        field = text.partition("=")[0]
+        if not field.startswith(("training.optimizer.", "training.schedule.")) and (
+            not field.endswith("dropout")
+        ):
+            raise ValueError(
+                f"grid={field}: may change the time per update; tune it with equal=updates or "
+                "equal=text"
+            )
 
 
 def grid_plans(plans: Sequence[Plan], grid: Sequence[Setting]) -> list[Plan]:

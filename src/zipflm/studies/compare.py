@@ -29,6 +29,7 @@ from zipflm.studies.budgets import (
     choose_settings,
     grid_plans,
     parse_grid,
+    require_same_speed,
     seconds_per_update,
     with_same_seconds,
     with_same_text,
@@ -40,6 +41,7 @@ from zipflm.studies.members import (
     score_once,
 )
 from zipflm.studies.plan import (
+    FULL_DISK_REMEDY,
     MEMORY_MARK,
     RESULT_NEUTRAL,
     Plan,
@@ -47,12 +49,13 @@ from zipflm.studies.plan import (
     first_seeds,
     make_plans,
     open_words,
+    scored_splits,
     with_validations,
 )
 from zipflm.studies.progress import Display, MemberProgress, measured_speed, print_plans
 from zipflm.studies.protocol import describe_request, describe_training
 from zipflm.studies.report import require_report_folder, write_report
-from zipflm.studies.study import SplitText, Study, Tried, build_study
+from zipflm.studies.study import Study, Tried, build_study, split_text
 from zipflm.training import throughput
 from zipflm.training.checks import check_data, check_run_folder, require_same_config
 from zipflm.training.stream import accumulation
@@ -60,8 +63,6 @@ from zipflm.training.throughput import device_name, reset_peak_memory
 from zipflm.training.trainer import train as train_run
 
 T = TypeVar("T")
-
-FULL_DISK_REMEDY = "free some space and run the same command again"
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Runner:
             scored = score_once(plan.run.path, plan.data, splits, options, self.process)
             if not self.process.is_first:  # only the first process writes the report
                 return None
-            if self.measure_streaming:
+            if self.measure_streaming and not plan.memory:
                 measure_streaming(plan, scored)
             return make(scored=scored)
 
@@ -232,8 +233,7 @@ def compare(request: Request, *, device: str | None = None) -> FinishedStudy:
             )
             page = None
             if process.is_first and (study.finished or runner.stopped):
-                with report_full_disk(out, FULL_DISK_REMEDY):
-                    page = write_report(study, out)
+                page = write_report(study, out)
     return FinishedStudy(study, page, runner.stopped)
 
 
@@ -271,6 +271,8 @@ def _make_plans(request: Request, process: Process) -> tuple[DataFolder, list[Pl
         raise ValueError("memory: a cache needs the full text in one process; run without torchrun")
     grid = parse_grid(request.grid)
     plans = make_plans(request, words, on_cpu=process.device.type == "cpu")
+    if request.equal == "seconds":
+        require_same_speed(grid)
     if grid and "valid" not in words.splits:
         raise ValueError(f"grid: {words.path} has no validation set; prepare it with --valid")
     return words, with_same_text(plans) if request.equal == "text" else plans, grid
@@ -334,24 +336,6 @@ def check_plan(plan: Plan, process: Process, *, check_folder: bool = True) -> No
             )
     except ValueError as error:
         raise ValueError(f"{plan.label}: {error}") from None
-
-
-def scored_splits(words: DataFolder) -> tuple[str, ...]:
-    """Return the splits to score: valid and test, if present. The report analyzes the last one."""
-    splits = tuple(split for split in ("valid", "test") if split in words.splits)
-    if not splits:
-        raise ValueError(f"{words.path}: has no validation or test split; prepare it with --test")
-    return splits
-
-
-def split_text(words: DataFolder, split: str) -> SplitText:
-    tokens = words.tokens(split)
-    return SplitText(
-        split=split,
-        word_ids=tokens.ids,
-        vocabulary=words.vocabulary,
-        line_starts=tokens.offsets[:-1],
-    )
 
 
 def _with_memory(plans: Sequence[Plan], memory: tuple[str, ...]) -> list[Plan]:

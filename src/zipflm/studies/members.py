@@ -20,6 +20,7 @@ from zipflm.distributed.processes import SINGLE_PROCESS, Process
 from zipflm.evaluation.evaluate import ScoringOptions, score_split
 from zipflm.evaluation.protocol import ScoringProtocol
 from zipflm.evaluation.streaming import streaming_speed
+from zipflm.memory.specs import CACHE_FILE
 from zipflm.messages import read_file, require_file
 from zipflm.runs.checkpoint import Checkpoint, has_checkpoint_name
 from zipflm.runs.folder import RunFolder, curve_of
@@ -155,7 +156,7 @@ def score_once(
     loaded: LoadedRun | None = None
     for split in splits:
         path = _scores_path(run, split, options.memory)
-        key = share.run_on_all(partial(_key, checkpoint, data, split, options))
+        key = share.run_on_all(partial(_key, run, checkpoint, data, split, options))
         saved = _find_saved(path, key, data.split(split))
         # If one process has no saved scores, all of them score.
         if any(share.all_gather(saved is None)) or saved is None:
@@ -201,7 +202,7 @@ def _scores_path(run: Path, split: str, memory: tuple[str, ...]) -> Path:
 
 
 def _key(
-    checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions
+    run: Path, checkpoint: Checkpoint, data: DataFolder, split: str, options: ScoringOptions
 ) -> dict[str, Any]:
     """Return the values that identify saved scores. The device only affects rounding, so it is left
     out."""
@@ -212,7 +213,13 @@ def _key(
         "vocabulary": data.vocabulary.hash,
         "text": data.split(split).sha256,
         "options": to_dict(replace(options, device=None)),
-    }
+    } | ({"tuned": _tuned_cache(run)} if options.memory else {})
+
+
+def _tuned_cache(run: Path) -> str:
+    """Return the settings that `zipflm memory tune` wrote for a run, or an empty string."""
+    path = run / CACHE_FILE
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _save(path: Path, key: dict[str, Any], scores: WordScores) -> None:
@@ -254,8 +261,9 @@ def make_member(
     `split`. Curve, time and speed are those of training up to the scored checkpoint.
     """
     log = _log_until(plan.run, scored)
+    reports = [line for line in log if isinstance(line, Report)]
     scores = scored.splits if scored else {}
-    member = StudyMember(
+    return StudyMember(
         label=plan.label,
         factorization=plan.factorization,
         run=str(plan.run.path),
@@ -267,30 +275,31 @@ def make_member(
         },
         nll=scores[split].nll if split in scores else None,
         curve=learning_curve(log),
-        streaming_words_per_second=_saved_streaming_speed(plan.run.path, scored),
+        # The speed was measured without a memory.
+        streaming_words_per_second=(
+            None if plan.memory else _saved_streaming_speed(plan.run.path, scored)
+        ),
         versions=plan.run.versions(),
         problem=problem,
+        **(_training_statistics(reports, plan.data) if reports else {}),
     )
-    reports = [line for line in log if isinstance(line, Report)]
-    return _with_training(member, reports, plan.data) if reports else member
 
 
-def _with_training(member: StudyMember, reports: Sequence[Report], data: DataFolder) -> StudyMember:
+def _training_statistics(reports: Sequence[Report], data: DataFolder) -> dict[str, Any]:
     last = reports[-1]
     compiled = [report.compiled for report in reports if report.compiled is not None]
     has_text = "train" in data.splits
-    return replace(
-        member,
-        updates=last.update,
-        words_seen=round(last.epoch * data.split("train").words) if has_text else None,
-        seconds=training_seconds(last),
-        cpu_seconds=last.cpu_seconds,
-        compile_seconds=last.compile_seconds,
+    return {
+        "updates": last.update,
+        "words_seen": round(last.epoch * data.split("train").words) if has_text else None,
+        "seconds": training_seconds(last),
+        "cpu_seconds": last.cpu_seconds,
+        "compile_seconds": last.compile_seconds,
         # The median ignores the slow start while the model compiles.
-        tokens_per_second=statistics.median(report.tokens_per_second for report in reports),
-        memory=max(report.memory for report in reports),
-        compiled=all(compiled) if compiled else None,
-    )
+        "tokens_per_second": statistics.median(report.tokens_per_second for report in reports),
+        "memory": max(report.memory for report in reports),
+        "compiled": all(compiled) if compiled else None,
+    }
 
 
 def measure_streaming(plan: Plan, scored: ScoredRun) -> None:

@@ -33,6 +33,7 @@ _CURVE_SHARE = 0.1
 """Share of the validation set that is scored for each point."""
 MEMORY_MARK = " + "
 """Separates the label of a member from the memories that it is scored with."""
+FULL_DISK_REMEDY = "free some space and run the same command again"
 MEMBERS = "members"
 """Subfolder of a study with the run folders of its members."""
 BPE_FOLDER = "bpe"
@@ -152,15 +153,14 @@ def _resolve_configs(
     dataset, _, size = request.preset.partition("/")
     configs: dict[_Kind, Config] = {}
     rejected: dict[str, list[UnknownKey]] = {}
+    runs = sorted((request.out / MEMBERS).rglob("seed-*/config.json"))
+    held = RunFolder(runs[0].parent).config() if runs else None
     optional = ("input.", "output.", "decoder.") if request.decoders else ("input.", "output.")
     for kind in product(folders, request.decoders or [""]):
         factorization, decoder = kind
         variant = "" if decoder == "transformer" else decoder
         name = "/".join(filter(None, (dataset, factorization, size, variant)))
         changes = list(request.overrides)
-        folder = path_name(" ".join(filter(None, kind)))
-        runs = sorted((request.out / MEMBERS / folder).rglob("config.json"))
-        held = RunFolder(runs[0].parent).config() if runs else None
         while kind not in configs:
             try:
                 configs[kind] = resolve(
@@ -302,6 +302,7 @@ RESULT_NEUTRAL = (
     "batches.tokens",
     "training.compile",
     "training.parallel",
+    "training.recompute",
     "training.tables",
     "training.report_every",
     "training.validate_every",
@@ -310,7 +311,7 @@ RESULT_NEUTRAL = (
     "training.max_bad_updates",
     "training.tensorboard",
 )
-"""Settings that do not affect the trained model."""
+"""Settings that can differ between members, and when a study is continued."""
 
 
 def _folders(request: Request, words: DataFolder) -> dict[str, DataFolder]:
@@ -330,6 +331,14 @@ def open_words(path: Path) -> DataFolder:
             f"belong in its subfolder {BPE_FOLDER}/)"
         )
     return data
+
+
+def scored_splits(words: DataFolder) -> tuple[str, ...]:
+    """Return the splits to score: valid and test, if present. The report analyzes the last one."""
+    splits = tuple(split for split in ("valid", "test") if split in words.splits)
+    if not splits:
+        raise ValueError(f"{words.path}: has no validation or test split; prepare it with --test")
+    return splits
 
 
 def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:

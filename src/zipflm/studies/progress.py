@@ -37,11 +37,17 @@ class MemberProgress:
     last: LogLine | None = None
     loss: float | None = None
     validation: Validation | None = None
+    _log_size: int = 0
 
     def __post_init__(self) -> None:
         self.read_log()
 
     def read_log(self) -> None:
+        path = self.plan.run.log_path
+        size = path.stat().st_size if path.is_file() else 0
+        if size == self._log_size:
+            return
+        self._log_size = size
         for line in self.plan.run.log():
             self.last = line
             if isinstance(line, Report):

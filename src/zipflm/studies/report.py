@@ -15,14 +15,14 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from zipflm.settings import to_dict
-from zipflm.storage import atomic_write_text
+from zipflm.storage import atomic_write_text, report_full_disk
 from zipflm.studies import tables, wording
 from zipflm.studies.bins import BIN_MODELS, DATASETS, FrequencyBin, paper_bins
 from zipflm.studies.figures import Style, figures, save_figures, styles_by_label
 from zipflm.studies.findings import paper_findings, percent_of
 from zipflm.studies.members import StudyMember
 from zipflm.studies.paper import SOURCE
-from zipflm.studies.plan import MEMBERS
+from zipflm.studies.plan import FULL_DISK_REMEDY, MEMBERS
 from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import EMPTY, PAPER, Column, columns, is_best
 
@@ -31,16 +31,16 @@ TABLE = "table.json"
 
 def write_report(study: Study, out: Path) -> Path:
     """Write all files to the folder `out` and return the path of the HTML page."""
-    out.mkdir(parents=True, exist_ok=True)
-    save_figures(study, out / "figures")
-    atomic_write_text(out / "table.csv", to_csv(study))
-    atomic_write_text(
-        out / "table.tex", to_latex(study, f"{wording.headline(study)}: {study.title}")
-    )
+    caption = f"{wording.headline(study)}: {study.title}"
     table = json.dumps(to_json(study), indent=1, allow_nan=False)
-    atomic_write_text(out / TABLE, table + "\n")
-    atomic_write_text(out / "report.md", markdown(study))
-    atomic_write_text(out / "report.html", html(study))
+    with report_full_disk(out, FULL_DISK_REMEDY):
+        out.mkdir(parents=True, exist_ok=True)
+        save_figures(study, out / "figures")
+        atomic_write_text(out / "table.csv", to_csv(study))
+        atomic_write_text(out / "table.tex", to_latex(study, caption))
+        atomic_write_text(out / TABLE, table + "\n")
+        atomic_write_text(out / "report.md", markdown(study))
+        atomic_write_text(out / "report.html", html(study))
     return out / "report.html"
 
 

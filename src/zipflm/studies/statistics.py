@@ -221,14 +221,23 @@ class Estimate:
     seed_variances: tuple[tuple[float, int], ...]
     """Variance of the mean over seeds and its degrees of freedom, for each model whose loss differs
     between seeds."""
+    loss_by_run: Mapping[str, float]
+    """Mean loss of every run (one per seed), if known."""
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """Paired difference: both are measured on the same blocks."""
+        """Paired difference: both are measured on the same blocks and possibly, such as with and
+        without a cache, on the same runs."""
+        variances = self.seed_variances + other.seed_variances
+        if self.loss_by_run and self.loss_by_run.keys() == other.loss_by_run.keys():
+            variances = _seed_variances(
+                [loss - other.loss_by_run[run] for run, loss in self.loss_by_run.items()]
+            )
         return Estimate(
             self.value - other.value,
             self.residuals - other.residuals,
             min(self.num_blocks, other.num_blocks),
-            self.seed_variances + other.seed_variances,
+            variances,
+            {},
         )
 
     @property
@@ -253,8 +262,11 @@ class Estimate:
         return Interval(estimate=self.value, low=low, high=high)
 
 
-def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
-    """Return the mean loss per word, from loss sums [seeds, blocks] and word counts [blocks]."""
+def mean_of(sums: FloatArray, counts: FloatArray, runs: Sequence[str] = ()) -> Estimate:
+    """Return the mean loss per word, from loss sums [seeds, blocks] and word counts [blocks].
+
+    `runs` identifies the run of each seed.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = counts / counts.sum()
         by_seed = sums.sum(axis=1) / counts.sum()
@@ -262,14 +274,21 @@ def mean_of(sums: FloatArray, counts: FloatArray) -> Estimate:
         # A large block pulls the mean towards its own loss, which makes its residual too small.
         residuals *= (1 - 1 / np.count_nonzero(counts)) / (1 - shares)
         num_blocks = 1 / (shares @ shares)
-    num_seeds = len(by_seed)
-    variance = float(np.var(by_seed, ddof=1)) / num_seeds if num_seeds > 1 else 0.0
     return Estimate(
         float(np.mean(by_seed)),
         residuals,
         float(num_blocks),
-        ((variance, num_seeds - 1),) if variance > 0 else (),
+        _seed_variances(by_seed),
+        dict(zip(runs, by_seed.tolist(), strict=bool(runs))),
     )
+
+
+def _seed_variances(losses: Sequence[float] | FloatArray) -> tuple[tuple[float, int], ...]:
+    """Return the variance of the mean of these losses and its degrees of freedom, if there are
+    several that differ."""
+    num_seeds = len(losses)
+    variance = float(np.var(losses, ddof=1)) / num_seeds if num_seeds > 1 else 0.0
+    return ((variance, num_seeds - 1),) if variance > 0 else ()
 
 
 class _NoiseModels(NamedTuple):
@@ -369,10 +388,12 @@ class Sample:
         vocabulary: Vocabulary,
         nll: Mapping[str, FloatArray],
         reference: str,
+        runs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`nll` maps each model to an array [seeds, words]. In bins, models are compared to
-        `reference`."""
+        """`nll` maps each model to an array [seeds, words], and `runs` to the run of each seed. In
+        bins, models are compared to `reference`."""
         self._counts, self._nll, self._reference = vocabulary.counts, nll, reference
+        self._runs = runs or {}
         starts = np.asarray(line_starts, dtype=np.int64)
         means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(word_ids))]
         headings = document_starts(starts, word_ids, vocabulary.words)
@@ -391,6 +412,7 @@ class Sample:
                     [np.bincount(indices, nll[chosen], num_blocks) for nll in by_seed], np.float64
                 ),
                 counts,
+                self._runs.get(label, ()),
             )
             for label, by_seed in self._nll.items()
         }

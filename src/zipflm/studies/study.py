@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from zipflm.data.folder import DataFolder
 from zipflm.data.vocabulary import UNKNOWN, Vocabulary
 from zipflm.studies.bins import FloatArray, FrequencyBin, IntArray, is_rare, previous_words
 from zipflm.studies.members import CurvePoint, StudyMember
@@ -91,8 +92,10 @@ class ModelRow:
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
-        """Mean over the seeds that have a curve, at the updates that all of them have."""
-        curves = [{p.update: p for p in member.curve} for member in self.members if member.curve]
+        """Mean over the seeds that have a result, at the updates that all of them have. Without a
+        result, over all seeds."""
+        members = self.scored or self.members
+        curves = [{p.update: p for p in member.curve} for member in members if member.curve]
         shared = [u for u in curves[0] if all(u in c for c in curves)] if curves else []
         return tuple(_mean_point([c[update] for c in curves]) for update in shared)
 
@@ -142,6 +145,16 @@ class SplitText:
     vocabulary: Vocabulary
     line_starts: IntArray
     """Index into `word_ids` of the first word of each line."""
+
+
+def split_text(words: DataFolder, split: str) -> SplitText:
+    tokens = words.tokens(split)
+    return SplitText(
+        split=split,
+        word_ids=tokens.ids,
+        vocabulary=words.vocabulary,
+        line_starts=tokens.offsets[:-1],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +289,8 @@ def build_study(
     word_ids, counts = np.asarray(text.word_ids), text.vocabulary.counts
     previous = previous_words(word_ids)
     reference = REFERENCE if REFERENCE in losses else next(iter(losses), "")
-    sample = Sample(word_ids, text.line_starts, text.vocabulary, by_seed, reference)
+    runs = {row.label: [member.run for member in row.scored] for row in rows}
+    sample = Sample(word_ids, text.line_starts, text.vocabulary, by_seed, reference, runs)
     is_known = word_ids != UNKNOWN
     leaves_out_unknown = not is_known.all() and have_several_units(rows)
     estimates = sample.estimates(is_known if leaves_out_unknown else np.ones_like(is_known))

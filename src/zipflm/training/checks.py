@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -132,14 +133,21 @@ def require_same_config(
 
     `otherwise` is another remedy.
     """
-    old, new = ({field.key: field.value for field in fields_of(c)} for c in (held, requested))
-    for key in new | old:
-        before, now = old.get(key, "none"), new.get(key, "none")
-        if before != now and not can_change(key):
+    for key, before, now in different_settings(held, requested):
+        if not can_change(key):
             raise ValueError(
                 f"{out} holds a run of {held.name} with {key}={before}, not the {now} requested; "
                 f"resume with the same preset, recipe and overrides{otherwise}"
             )
+
+
+def different_settings(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the key, old value and new value of every setting that differs."""
+    before, after = ({field.key: field.value for field in fields_of(c)} for c in (old, new))
+    for key in after | before:
+        values = before.get(key, "none"), after.get(key, "none")
+        if values[0] != values[1]:
+            yield key, *values
 
 
 def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None:
