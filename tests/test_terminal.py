@@ -1,9 +1,9 @@
-"""What reaches a terminal is printable, on as many lines as we meant, and not too long."""
+"""Output to a terminal has no control characters, and messages are not too long."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipflm.messages import lines, one_line
+from zipflm.messages import escape_controls, one_line
 
 
 @given(st.text())
@@ -29,5 +29,7 @@ def test_text_of_the_other_direction_cannot_reorder_a_line():
     assert one_line("a\u202eb") == "a\\u202eb"
 
 
-def test_line_ends_of_our_own_stay():
-    assert lines("one\ntwo\x1b\r\n") == "one\ntwo\\x1b\\r\n"
+def test_escapes_only_control_characters():
+    assert escape_controls("one\ntwo\x1b\r\u202e\n") == "one\ntwo\\x1b\\r\\u202e\n"
+    text = "\u0645\u06cc\u200c\u062e \xa0\u3000\xad" + 5_000 * "x"
+    assert escape_controls(text) == text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import reprlib
+import unicodedata
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,21 @@ def one_line(text: str) -> str:
     return f"{escaped[: _MAX_LINE_CHARS - _KEPT_END_CHARS - 5]} ... {escaped[-_KEPT_END_CHARS:]}"
 
 
-def lines(text: str) -> str:
-    r"""Apply `one_line` to each line of a text.
+_CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# Tabs, line ends, soft hyphens, and the joiners of Persian and of emoji.
+_HARMLESS = "\t\n\u00ad\u200c\u200d"
 
-    >>> lines("a\x07\nb")
+
+def escape_controls(text: str) -> str:
+    r"""Escape control characters, except tabs, line ends and those that are part of words.
+
+    >>> escape_controls("a\x07\nb")
     'a\\x07\nb'
     """
-    return "\n".join(one_line(line) for line in text.split("\n"))
+    return "".join(
+        repr(c)[1:-1] if unicodedata.category(c) in _CONTROLS and c not in _HARMLESS else c
+        for c in text
+    )
 
 
 def require_file(path: str | PathLike[str]) -> None:

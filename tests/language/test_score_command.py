@@ -338,8 +338,13 @@ def test_generates_from_a_prompt(run):
     texts = [json.loads(line) for line in lines.stdout.splitlines()]
     assert len(texts) == 2 and len(texts[0]["words"]) >= 5
     assert texts[0]["logprob"] == pytest.approx(sum(w["logprob"] for w in texts[0]["words"]))
-    several = invoke("generate", run, "--device", "cpu", *options, "--num", "2")
-    assert several.stdout.count("ba de") == 2
+
+
+@pytest.mark.parametrize("num", ["1", "2"])
+def test_generated_text_is_printed_exactly(run, num):
+    prompt = "\u0645\u06cc\u200c\u062e \u3000 \x1b[2J " + 900 * "ba "
+    options = ["--prompt", prompt, "--max-words", "2", "--num", num, "--device", "cpu"]
+    assert invoke("generate", run, *options).stdout.count(prompt) == int(num)
 
 
 def test_generate_warns_of_unknown_words_and_long_texts(run):

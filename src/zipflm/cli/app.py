@@ -17,7 +17,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from zipflm.distributed import STALL_SECONDS as STALL_SECONDS
-from zipflm.messages import lines, one_line, unquoted
+from zipflm.messages import escape_controls, one_line, unquoted
 
 _HOW_TO_CONTINUE = {
     "build": "; run the same command again to continue",
@@ -234,13 +234,14 @@ def check_argument_order(run: str, files: Sequence[str]) -> None:
         raise ValueError(f"{run}: a file, not a run; put the run first ({folder})")
 
 
-def echo(text: str) -> None:
-    """Print lines with control characters escaped, because names can come from any file."""
-    typer.echo(lines(text))
+def echo(text: str, *, end: str = "\n") -> None:
+    """Print text, with control characters escaped on a terminal, because names and words can come
+    from any file."""
+    print(escape_controls(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def echo_stderr(text: str) -> None:
-    print(lines(text), file=sys.stderr)
+    print(escape_controls(text), file=sys.stderr)
 
 
 def print_error(text: str) -> None:

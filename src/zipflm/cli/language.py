@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from zipflm.cli.app import (
@@ -30,7 +29,6 @@ from zipflm.cli.app import (
     show_progress,
     split_commas,
 )
-from zipflm.messages import lines as printable_lines
 
 
 @command(
@@ -185,7 +183,7 @@ def generate(
         print_error(f"warning: not in the vocabulary, read as <unk>: {unknown}")
     if as_json:
         for text in generator.all():
-            typer.echo(json.dumps(text.as_dict(), ensure_ascii=False))
+            echo(json.dumps(text.as_dict(), ensure_ascii=False))
     elif num > 1:
         for text in generator.all():
             echo(text.text.rstrip("\n"))
@@ -316,10 +314,9 @@ def _named_values(option: str, values: list[str] | None, example: str) -> dict[s
 def _stream(prompt: str, texts: Iterable[str]) -> None:
     """Print a text word by word, with one newline at the end."""
     printed = prompt
-    typer.echo(printable_lines(prompt), nl=False)
+    echo(prompt, end="")
     for text in texts:
-        typer.echo(printable_lines(text), nl=False)
-        sys.stdout.flush()
+        echo(text, end="")
         printed = text or printed
     if not printed.endswith("\n"):
-        typer.echo()
+        echo("")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from zipflm.data.text import STDIN, line_groups, shown
-from zipflm.messages import lines
+from zipflm.messages import escape_controls
 from zipflm.storage import atomic_write, report_full_disk
 
 
@@ -81,7 +81,7 @@ class _Terminal:
     """Stdout with control characters escaped, because text can come from any file."""
 
     def write(self, text: str) -> None:
-        sys.stdout.write("\t".join(map(lines, text.split("\t"))))
+        sys.stdout.write(escape_controls(text))
 
 
 def _open(path: Path) -> TextIO:
