@@ -62,10 +62,11 @@ def test_bad_input_exits_with_2_and_one_line(run, tmp_path, monkeypatch, capsys)
         assert not (tmp_path / "x").exists()
 
 
-def test_missing_transformers_names_the_extra(run, tmp_path):
+@pytest.mark.parametrize("arguments", [["export", "runs/first", "x"], ["score", "rnus/first"]])
+def test_missing_transformers_names_the_extra(arguments):
     code = (
         "import sys; sys.modules['transformers'] = None\n"
-        f"sys.argv[1:] = ['export', {str(run)!r}, {str(tmp_path / 'x')!r}]\n"
+        f"sys.argv[1:] = {arguments}\n"
         "import zipflm.cli; zipflm.cli.main()"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
     from zipflm.config import Config
 
 
-def _huggingface() -> ModuleType:
-    try:
-        from zipflm.interop.huggingface import exchange
-    except ImportError as error:  # the message names the extra to install
-        raise ValueError(str(error)) from None
-    return exchange
-
-
 @command(
     "zipflm export runs/adp-t hf/adp-t",
     "zipflm export runs/adp-t hf/adp-t --checkpoint best --max-shard-size 500MB",
@@ -49,9 +40,10 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a run as a transformers model with tokenizer and model card."""
+    from zipflm.language.model import import_exchange
     from zipflm.runs.folder import parse_choice
 
-    exchange = _huggingface()
+    exchange = import_exchange()
     with cleanup_on_sigterm():
         exported = exchange.export_run(
             run, Path(out), checkpoint=parse_choice(checkpoint), max_shard_size=max_shard_size
@@ -89,23 +81,26 @@ def import_(
     """Create a run folder from a transformers or fairseq model."""
     if not os.path.exists(source):
         raise ValueError(f"{source}: no such file or folder; check the name")
-    if (format or ("hf" if os.path.isdir(source) else "fairseq")) == "hf":
-        exchange = _huggingface()
-        with cleanup_on_sigterm():
-            config = exchange.import_run(source, Path(out))
-    elif dictionary is None:
-        raise ValueError("--dict: missing; name the dict.txt of the data the model was trained on")
-    else:
-        from zipflm.api import splitting_of
-        from zipflm.interop.fairseq import import_run
+    with cleanup_on_sigterm():
+        if (format or ("hf" if os.path.isdir(source) else "fairseq")) == "hf":
+            from zipflm.language.model import import_exchange
 
-        config = import_run(
-            source,
-            dictionary,
-            Path(out),
-            bpe_codes=bpe_codes,
-            splitting=splitting_of(words, lowercase),
-        )
+            config = import_exchange().import_run(source, Path(out))
+        elif dictionary is None:
+            raise ValueError(
+                "--dict: missing; name the dict.txt of the data the model was trained on"
+            )
+        else:
+            from zipflm.api import splitting_of
+            from zipflm.interop.fairseq import import_run
+
+            config = import_run(
+                source,
+                dictionary,
+                Path(out),
+                bpe_codes=bpe_codes,
+                splitting=splitting_of(words, lowercase),
+            )
     _show(config, out, as_json)
 
 

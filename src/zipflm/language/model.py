@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
 from typing import Any, overload
 
 import torch
@@ -47,12 +48,12 @@ from zipflm.language.next_words import (
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordStatistics, nll_per_word
 from zipflm.memory.specs import open_memories
-from zipflm.messages import quoted, read_file, unquoted
+from zipflm.messages import quoted, unquoted
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import is_checkpoint
 from zipflm.runs.folder import Choice, parse_choice
 from zipflm.runs.load import LoadedRun, UnseenWords, load_run
-from zipflm.settings import load_object
+from zipflm.settings import read_value
 
 # Maximum number of words outside the vocabulary that a model with `input.predicted_words` can read.
 # Their spellings take about 100 MB.
@@ -92,11 +93,20 @@ def load(
     elif choice is not None:
         raise ValueError(f"checkpoint={choice}: {exported} has no checkpoints; leave it out")
     else:
-        from zipflm.interop.huggingface import exchange
-
         is_local = os.path.isdir(exported)
+        exchange = import_exchange("" if is_local else f"{exported}: no such folder; ")
         run = exchange.load_exported(exported if is_local else exchange.download(exported))
     return TrainedModel(run, options, dtype=dtype)
+
+
+def import_exchange(problem: str = "") -> ModuleType:
+    """Import the exchange with transformers. Raises ValueError, starting with `problem`, if
+    transformers is not installed."""
+    try:
+        from zipflm.interop.huggingface import exchange
+    except ImportError as error:  # the message names the extra to install
+        raise ValueError(f"{problem}{error}") from None
+    return exchange
 
 
 def _exported_path(path: str | PathLike[str]) -> str | None:
@@ -104,7 +114,7 @@ def _exported_path(path: str | PathLike[str]) -> str | None:
     None."""
     config = Path(path) / "config.json"
     if config.is_file() and not is_checkpoint(Path(path)):
-        return os.fspath(path) if "model_type" in load_object(read_file(config)) else None
+        return os.fspath(path) if "model_type" in read_value(dict[str, Any], config) else None
     owner, slash, name = str(path).partition("/")
     # "runs/a" is a folder, not an id, if runs/ exists.
     is_id = bool(slash) and re.fullmatch(r"[\w.-]+", owner + name) and not os.path.exists(owner)

@@ -200,6 +200,13 @@ def test_load_exported_folder(label, runs, exported):
     assert str(exported[label]) in repr(theirs)
 
 
+def test_names_a_damaged_config(folder):
+    path = folder("SM")
+    (path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="folder/config.json: damaged .* not JSON"):
+        zipflm.load(path)
+
+
 def test_exported_folder_has_no_checkpoints(exported):
     with pytest.raises(ValueError, match="checkpoint=best: .* has no checkpoints"):
         zipflm.load(exported["SM"], checkpoint="best")
