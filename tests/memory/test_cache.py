@@ -98,6 +98,14 @@ def test_parallel_rows_equal_the_stream(window):
         at = {n: place + (n in alive) for n, place in at.items()}
 
 
+def test_rows_are_not_as_long_as_rows_that_left():
+    rows = Cache(CacheSettings(window=None)).rows()
+    rows.join([torch.randn(5_000, D)], [torch.full((5_000,), 4)])
+    rows.keep([], torch.tensor([], dtype=torch.int64))
+    rows.join([torch.randn(5, D)], [torch.full((5,), 4)])
+    assert rows.lookup(torch.randn(1, D)).cosines_NK.numel() < 100
+
+
 def test_resets_after_lines_blank_lines_and_headings():
     ids = np.array([2, 7, 8, 2, 2, 5, 8, 5, 2, 5, 5, 8, 2, 9])
 

@@ -90,6 +90,13 @@ def test_does_not_grow_by_the_length_of_dropped_rows():
     assert (ragged.rows, ragged.capacity) == (3, 8)
 
 
+def test_first_rows_take_no_more_memory_than_they_need():
+    model = a_model()
+    ragged = model.new_cache(0, 0)
+    ragged.join(model.read([torch.tensor([2, 99])] * 5)[1], 16)
+    assert ragged.keys_LBHCK.shape[1] == 5
+
+
 def test_frees_memory_after_the_last_row():
     ragged = joined(a_model(), TEXTS)
     assert ragged.capacity == 16

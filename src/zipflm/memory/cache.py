@@ -186,17 +186,17 @@ class CacheRows:
             self._counts[row] = 0
 
     def _resize(self, rows: int, like: Tensor) -> None:
-        """Add rows. If the capacity is too small, grow it to about twice what is needed, up to the
-        window."""
-        old_rows, capacity = self._words_BC.shape
-        if max(self._counts, default=0) > capacity and capacity != self._window:
-            capacity = 2 * max(self._counts) + 64
-            capacity = capacity if self._window is None else min(capacity, self._window)
-        elif rows == old_rows:
+        """Add rows, or capacity if it is too small. The new capacity is about twice what is needed,
+        up to the window."""
+        (old_rows, old_capacity), needed = self._words_BC.shape, max(self._counts, default=0)
+        if rows == old_rows and (needed <= old_capacity or old_capacity == self._window):
             return
+        capacity = 2 * needed + 64
+        capacity = capacity if self._window is None else min(capacity, self._window)
         keys = like.new_zeros(rows, capacity, like.shape[-1], dtype=torch.float32)
         words = torch.zeros(rows, capacity, dtype=torch.int64, device=like.device)
         if old_rows:
-            keys[:old_rows, : self._keys_BCD.shape[1]] = self._keys_BCD
-            words[:old_rows, : self._words_BC.shape[1]] = self._words_BC
+            held = min(old_capacity, capacity)
+            keys[:old_rows, :held] = self._keys_BCD[:, :held]
+            words[:old_rows, :held] = self._words_BC[:, :held]
         self._keys_BCD, self._words_BC = keys, words

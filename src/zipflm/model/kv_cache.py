@@ -199,7 +199,7 @@ class KeyValueCache:
         if rows <= self.keys_LBHCK.shape[1] and capacity <= self.capacity:
             return
         layers, _, heads, _, width = like.keys_LBHCK.shape
-        rows = 1 << (rows - 1).bit_length()  # grow geometrically
+        rows = 1 << (rows - 1).bit_length() if self.rows else rows  # grow geometrically
         keys = like.keys_LBHCK.new_zeros(layers, rows, heads, capacity, width)
         values = torch.zeros_like(keys)
         if self.rows:
