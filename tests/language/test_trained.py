@@ -328,6 +328,12 @@ def test_unseen_words_beyond_the_limit_are_unknown(spelling_run):
     assert second == first + 1 and third == UNKNOWN and again == first
 
 
+def test_unseen_words_that_the_model_reads_alike_share_an_id(spelling_run):
+    unseen = UnseenWords(load_run(spelling_run).model, capacity=2)
+    first, second, third = unseen(["x" * 1_000 + "y", "x" * 1_000 + "z", "y"])
+    assert first == second != third != UNKNOWN
+
+
 def test_reports_reject_models_with_fewer_predicted_words(spelling_run, word_data, tmp_path):
     with pytest.raises(ValueError, match="input.predicted_words=20"):
         analyze([spelling_run], word_data.path, tmp_path / "report")

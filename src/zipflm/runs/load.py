@@ -121,14 +121,19 @@ class UnseenWords:
         self._lock = Lock()
 
     def __call__(self, words: Sequence[str]) -> list[int]:
+        words = [word[: self._config.max_bytes] for word in words]  # the model reads no more
         with self._lock:
             new = [word for word in dict.fromkeys(words) if word not in self._ids]
             if new := new[: self._capacity - len(self._ids)]:
-                config, first = self._config, self._first + len(self._ids)
-                rows = torch.from_numpy(spelled(new, config.max_bytes, markers=config.markers))
-                self._layer.spellings_VC[first : first + len(new)] = rows
-                self._ids |= zip(new, range(first, first + len(new)), strict=True)
+                self._ids |= zip(new, self.add(new), strict=True)
             return [self._ids.get(word, UNKNOWN) for word in words]
+
+    def add(self, words: Sequence[str]) -> range:
+        """Store the spellings of these words. Return their ids."""
+        config, first = self._config, self._first + len(self._ids)
+        rows = torch.from_numpy(spelled(words, config.max_bytes, markers=config.markers))
+        self._layer.spellings_VC[first : first + len(words)] = rows
+        return range(first, first + len(words))
 
 
 def load_run(path: str | PathLike[str], choice: Choice | None = None) -> LoadedRun:
@@ -164,6 +169,6 @@ def with_words(run: LoadedRun, words: Sequence[str]) -> LoadedRun:
     The model is shared with `run`, and its table of spellings grows.
     """
     new = [word for word in words if word not in run.vocabulary]
-    UnseenWords(run.model, len(new))(new)
+    UnseenWords(run.model, len(new)).add(new)
     listed = Vocabulary([*run.vocabulary.words, *new], [*run.vocabulary.counts, *(0 for _ in new)])
     return replace(run, vocabulary=listed)
