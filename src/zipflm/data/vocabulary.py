@@ -143,6 +143,16 @@ class Vocabulary:
         return np.array([not word.endswith(CONTINUES) for word in self.words], dtype=np.bool_)
 
     @property
+    def is_never_generated(self) -> NDArray[np.bool_]:
+        """Mask of ids that are never generated (`<unk>` only if it is forbidden): fillers, and
+        special tokens except the line end."""
+        names = zip(self.words, self.counts.tolist(), strict=True)
+        mask = np.array([not count and word.startswith(FILLER) for word, count in names])
+        mask[: len(SPECIALS)] = True
+        mask[END] = False
+        return mask
+
+    @property
     def num_words(self) -> int:
         """Number of entries with a nonzero count, which excludes special tokens and fillers."""
         return int(np.count_nonzero(self.counts[len(SPECIALS) :]))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zipflm.config.checks import Bound, Checked, NonNegativeFloat, NonNegativeInt
-from zipflm.data.vocabulary import END, FILLER, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.documents import Likely
 from zipflm.language.detokenizer import Detokenizer, join_pieces, last_line
 from zipflm.language.engine import Engine, non_finite_error
@@ -224,8 +224,8 @@ class TextDecoder:
         """`use_cuda_graph`: run steps as a CUDA graph, which is faster if texts only join at the
         start."""
         self._engine = engine
-        never = never_generated(reader.vocabulary)[: reader.num_predicted].nonzero().squeeze(1)
-        never = never.to(engine.device)
+        is_never = reader.vocabulary.is_never_generated[: reader.num_predicted]
+        never = torch.from_numpy(np.flatnonzero(is_never)).to(engine.device)
         self._forbidden = {True: never, False: never[never != UNKNOWN]}
         self.rows: list[TextInProgress] = []
         self._cache: Any = engine.model.new_cache(0, 0)
@@ -368,16 +368,6 @@ class TextDecoder:
             indices = [index_of[ids.tobytes()] for ids in inputs]
             texts, cache = [texts[index] for index in indices], cache.select(indices)
         return texts, cache
-
-
-def never_generated(vocabulary: Vocabulary) -> Tensor:
-    """Return a mask of ids that are never generated (`<unk>` only if it is forbidden): fillers, and
-    special tokens except the line end."""
-    names = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
-    forbidden = torch.tensor([not count and word.startswith(FILLER) for word, count in names])
-    forbidden[: len(SPECIALS)] = True
-    forbidden[END] = False
-    return forbidden
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from zipflm.language.decoding import (
     Generation,
     SamplingOptions,
     TextGenerator,
-    never_generated,
 )
 from zipflm.language.detokenizer import Detokenizer
 from zipflm.language.engine import Engine, scored_documents
@@ -248,7 +247,7 @@ class TrainedModel:
             ids = torch.arange(first, min(first + chunk, size), device=self.device)
             parts.append(F.cosine_similarity(self.model.input(ids).float(), vector, dim=-1))
         cosines = torch.cat(parts).cpu()
-        cosines[never_generated(self.vocabulary)] = -torch.inf
+        cosines[torch.from_numpy(self.vocabulary.is_never_generated)] = -torch.inf
         cosines[END] = -torch.inf
         nearest: list[tuple[str, float]] = []
         for id in cosines.argsort(descending=True).tolist():

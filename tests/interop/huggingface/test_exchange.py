@@ -212,10 +212,20 @@ def test_exported_folder_has_no_checkpoints(exported):
         zipflm.load(exported["SM"], checkpoint="best")
 
 
-def test_downloads_from_the_hub(exported, monkeypatch):
-    folders = {"user/model": str(exported["SM"])}
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", folders.__getitem__)
+def test_downloads_from_the_hub(exported, tmp_path, monkeypatch):
+    folders = {"user/model": str(exported["SM"]), "user/gpt": str(tmp_path)}
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    downloaded = []
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda name, file: f"{folders[name]}/{file}"
+    )
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name: downloaded.append(name) or folders[name]
+    )
     assert zipflm.load("user/model").perplexity(TEXT) > 1
+    with pytest.raises(ValueError, match="user/gpt: .*model_type='gpt2'"):
+        zipflm.load("user/gpt")
+    assert downloaded == ["user/model"]
     with pytest.raises(ValueError, match="user/none: not a local folder, and cannot be downloaded"):
         zipflm.load("user/none")
 

@@ -9,6 +9,7 @@ from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import torch
 from jinja2 import Environment, StrictUndefined
 from safetensors import SafetensorError
@@ -18,7 +19,6 @@ from zipflm import __version__
 from zipflm.config import Config
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import VOCABULARY_FILE
-from zipflm.data.vocabulary import END, FILLER, SPECIALS, Vocabulary
 from zipflm.interop.huggingface.config import ZipfConfig
 from zipflm.interop.huggingface.modeling import ZipfForCausalLM
 from zipflm.interop.huggingface.tokenizer import ZipfTokenizer
@@ -111,7 +111,9 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
     # Ids that are not words are never generated, as by default in `zipflm generate`.
-    model.generation_config.suppress_tokens = _non_words(run.vocabulary)
+    model.generation_config.suppress_tokens = np.flatnonzero(
+        run.vocabulary.is_never_generated
+    ).tolist()
     model.generation_config._from_model_config = False
     return model
 
@@ -123,7 +125,9 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
     missing or damaged or the files do not match, and FileExistsError if `out` exists and is not an
     empty folder.
     """
-    contents, _ = _read(Path(path))
+    folder = Path(path)
+    _verify_checksums(folder)
+    contents, _ = _read(folder)
     write_imported(out, contents)
     return contents.config
 
@@ -131,8 +135,10 @@ def import_run(path: str | PathLike[str], out: Path) -> Config:
 def load_exported(path: str | PathLike[str]) -> LoadedRun:
     """Load an exported folder as a run in memory. Raises ValueError or OSError if it is invalid."""
     folder = Path(path)
+    known = _verify_checksums(folder)
     contents, model = _read(folder)
-    sums = [file_hash(file) for file in sorted(folder.glob("*.safetensors"))]
+    weights = sorted(folder.glob("*.safetensors"))
+    sums = [known.get(file.name) or file_hash(file) for file in weights]
     return LoadedRun(
         folder=RunFolder(folder),
         checkpoint=Checkpoint(checkpoint_path(folder, contents.state.update)),
@@ -148,11 +154,12 @@ def load_exported(path: str | PathLike[str]) -> LoadedRun:
 def download(repository: str) -> Path:
     """Download a model from the Hugging Face Hub to the cache of `huggingface_hub`.
 
-    Return the folder. Raises ValueError if the download fails.
+    Return the folder. Raises ValueError if it is not a zipflm model or the download fails.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
 
     try:
+        _require_model_type(Path(hf_hub_download(repository, _CONFIG)))  # before large files
         return Path(snapshot_download(repository))
     except Exception as error:  # raised by several libraries
         reason = str(error).strip().partition("\n")[0]
@@ -165,7 +172,6 @@ def download(repository: str) -> Path:
 def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder; use one from `zipflm export`")
-    _verify_checksums(folder)
     _require_zipflm_model(folder)
     try:
         with _quietly():
@@ -194,16 +200,6 @@ def _read(folder: Path) -> tuple[Contents, LanguageModel]:
     return contents, built
 
 
-def _non_words(vocabulary: Vocabulary) -> list[int]:
-    """Return the ids of fillers and of special tokens other than `</s>`."""
-    counts = vocabulary.counts.tolist()
-    return [
-        id
-        for id, word in enumerate(vocabulary.words)
-        if id != END and (id < len(SPECIALS) or (not counts[id] and word.startswith(FILLER)))
-    ]
-
-
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Silence the progress bars and reports of `transformers`."""
@@ -218,16 +214,17 @@ def _quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _verify_checksums(folder: Path) -> None:
-    """Compare all files with their checksums, if the folder has checksums."""
+def _verify_checksums(folder: Path) -> dict[str, str]:
+    """Compare all files with their checksums, if the folder has any. Return the checksums."""
     if not (folder / CHECKSUMS).exists():
-        return
+        return {}
     sums = read_checksums(folder, (_CONFIG, VOCABULARY_FILE))
     for name in sums:
         try:
             require_unchanged(folder, name, sums)
         except ValueError as error:
             raise ValueError(f"{error} (if the change was intended, remove {CHECKSUMS})") from None
+    return sums
 
 
 def _require_zipflm_model(folder: Path) -> None:
@@ -238,9 +235,13 @@ def _require_zipflm_model(folder: Path) -> None:
                 f"{folder / name}: missing; use a folder from `zipflm export`, or save both model "
                 "and tokenizer with save_pretrained"
             )
+    _require_model_type(folder / _CONFIG)
+
+
+def _require_model_type(config: Path) -> None:
     try:
-        model_type = load_object((folder / _CONFIG).read_bytes()).get("model_type")
+        model_type = load_object(config.read_bytes()).get("model_type")
     except ValueError as error:
-        raise ValueError(f"{folder / _CONFIG}: {error}") from None
+        raise ValueError(f"{config}: {error}") from None
     if model_type != ZipfConfig.model_type:
-        raise ValueError(f"{folder}: model_type={quoted(model_type)}: not a zipflm model")
+        raise ValueError(f"{config}: model_type={quoted(model_type)}: not a zipflm model")
