@@ -64,6 +64,19 @@ def test_seeds_are_reproducible(lm):
     assert len({text.text for text in one}) > 1
 
 
+@pytest.mark.parametrize("batch_tokens", [16, 30])
+def test_batches_are_limited(word_data, monkeypatch, batch_tokens):
+    options = {"max_words": 4, "seed": 1, "num": 5, "lines": 0}
+    together = loaded(word_data).generate(PROMPT, **options)
+    sizes, step = [], decoding.TextDecoder.step
+    monkeypatch.setattr(
+        decoding.TextDecoder, "step", lambda self: sizes.append(len(self.rows)) or step(self)
+    )
+    texts = loaded(word_data, batch_tokens=batch_tokens).generate(PROMPT, **options)
+    assert [text.text for text in texts] == [text.text for text in together]
+    assert max(sizes) == batch_tokens // 7  # two words of the prompt, `</s>` and four words
+
+
 def test_never_generates_special_tokens(lm):
     texts = lm.generate("", max_words=60, lines=0, num=8, seed=0, temperature=3.0)
     written = {word.word for text in texts for word in text.words}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -237,6 +238,18 @@ class TextDecoder:
         self._use_cuda_graph = use_cuda_graph and is_transformer and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
+    def fitting(self, waiting: Iterable[TextInProgress]) -> list[TextInProgress]:
+        """Return the first of these texts, as long as they fit into the batch, which is padded to
+        its longest text. An empty batch takes at least one text."""
+        fitting: list[TextInProgress] = []
+        count, longest = 0, 0
+        for row in chain(self.rows, waiting):
+            count, longest = count + 1, max(longest, row.cache_positions(self._engine))
+            if count > max(len(self.rows), 1) and count * longest > self._engine.batch_tokens:
+                break
+            fitting.append(row)
+        return fitting[len(self.rows) :]
+
     @torch.inference_mode()
     def join(self, rows: Sequence[TextInProgress]) -> None:
         """Add texts to the batch."""
@@ -404,7 +417,7 @@ class Generation:
 
 
 class TextGenerator:
-    """Generates `num` continuations of a prompt in one batch."""
+    """Generates `num` continuations of a prompt in batches of at most `batch_tokens`."""
 
     def __init__(
         self, engine: Engine, reader: TextReader, prompt: str, options: SamplingOptions, num: int
@@ -444,7 +457,11 @@ class TextGenerator:
             yield from self._rows[0].release().words
 
     def _steps(self) -> Iterator[None]:
-        self._decoder.join(self._rows)
-        while self._decoder.rows:
+        waiting = self._rows
+        while waiting or self._decoder.rows:
+            if not self._decoder.rows:  # together, so that they read the prompt once
+                joining = self._decoder.fitting(waiting)
+                waiting = waiting[len(joining) :]
+                self._decoder.join(joining)
             self._decoder.step()
             yield

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -303,9 +303,8 @@ class _ModelRunner:
         for row in cancelled:
             del self.generating[row]
         decoder.leave(cancelled)
-        if joining := self._next_rows():
-            self.generating |= {task.row: task for task in joining}
-            decoder.join([task.row for task in joining])
+        if joining := decoder.fitting(self._waiting_rows()):
+            decoder.join(joining)
         if not decoder.rows:
             return
         rows = list(decoder.rows)
@@ -320,20 +319,15 @@ class _ModelRunner:
             if is_complete or task.is_streamed:
                 self._send(task.job, (task.index, _delta(row)))
 
-    def _next_rows(self) -> list[_GenerateTask]:
-        """Return the texts to add to the batch, which is padded to its longest text."""
-        joining: list[_GenerateTask] = []
-        lengths = [row.cache_positions(self._engine) for row in self._decoder.rows]
+    def _waiting_rows(self) -> Iterator[TextInProgress]:
+        """Yield the texts in the queue. A text starts when the next one is requested."""
         while self.rows:
             task = self.rows[0]
             if not task.job.is_cancelled:
-                lengths.append(task.row.cache_positions(self._engine))
-                if len(lengths) > 1 and len(lengths) * max(lengths) > self._engine.batch_tokens:
-                    break
-                joining.append(task)
+                yield task.row
                 task.job.has_started = True
+                self.generating[task.row] = task
             self.rows.popleft()
-        return joining
 
 
 def _delta(row: TextInProgress) -> Delta:
