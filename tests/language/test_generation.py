@@ -113,6 +113,10 @@ def test_stream_matches_generate(lm):
     assert text.continuation == "".join(word.text for word in text.words)
 
 
+def test_generates_nothing_without_tokens(adp):
+    assert list(adp.stream(PROMPT, max_tokens=0)) == []
+
+
 @pytest.mark.parametrize("stop", [[" "], ["a"], ["o", "u b"], ["\n"]])
 def test_stops_before_a_stop_sequence(lm, stop):
     options = {"max_words": 9, "seed": 4, "num": 6, "lines": 0, "temperature": 2.0}

@@ -118,6 +118,7 @@ def test_moses_features(write):
         ("moses", "0 ||| a ||| f= 1 ||| inf\n", "line 1: the total must be a finite number"),
         ("jsonl", '{"id": "u", "text": "a"}\n{"id": "u"}\n', 'line 2: needs an "id" .* a "text"'),
         ("jsonl", '["u", "a"]\n', "line 1: is not a JSON object"),
+        ("jsonl", '{"id": "u", "text": "\\ud800"}\n', "line 1: has half of a surrogate pair"),
         ("jsonl", '{"id": "u", "text": "a", "scores": [1]}\n', "line 1: needs an"),
         ("jsonl", '{"id": "u", "text": "a", "scores": {"ac": "x"}}\n', "line 1: the score ac must"),
         ("jsonl", '{"id": "u", "text": "a", "scores": {"a": 1' + "0" * 400 + "}}\n", "the score a"),

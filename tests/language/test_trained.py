@@ -43,6 +43,7 @@ def test_scores_match_the_model(lm):
 def test_scores_match_the_distribution(lm):
     words = lm.score("ba de ba").words
     log_probs = lm.log_probs(["", "ba", "ba de", "ba de ba"])
+    assert lm.log_probs([]).shape == log_probs[:0].shape
     assert log_probs.exp().sum(1).tolist() == pytest.approx([1] * 4, abs=1e-5)
     first = [lm.reader.encoder.ids([word.word])[0][0] for word in words]
     for word, row, token in zip(words, log_probs, first, strict=True):

@@ -77,12 +77,14 @@ def test_metrics(models):
         service.complete("ba", max_tokens=3, lines=0)
         service.post("/score", text="")
         service.client.get("/wp-login.php")
+        service.client.get("/v1/models/none")
         answer = service.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     for line in (
         'zipflm_requests_total{path="/score",status="200"} 1.0',
         'zipflm_requests_total{path="/score",status="400"} 1.0',
         'zipflm_requests_total{path="other",status="404"} 1.0',
+        'zipflm_requests_total{path="/v1/models/{name}",status="404"} 1.0',
         'zipflm_tokens_total{kind="scored"} 5.0',
         'zipflm_tokens_total{kind="generated"} 3.0',
         'zipflm_batch_texts_count{kind="score"} 1.0',

@@ -457,7 +457,7 @@ class TextGenerator:
             yield from self._rows[0].release().words
 
     def _steps(self) -> Iterator[None]:
-        waiting = self._rows
+        waiting = [row for row in self._rows if not row.finish_reason]
         while waiting or self._decoder.rows:
             if not self._decoder.rows:  # together, so that they read the prompt once
                 joining = self._decoder.fitting(waiting)

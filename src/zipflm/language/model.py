@@ -321,6 +321,8 @@ class TrainedModel:
         predicts."""
         if isinstance(prefixes, str):
             raise ValueError("prefixes: must be a list, not a string")
+        if not prefixes:
+            return torch.zeros(0, self.model.output.edges[-1], device=self.device)
         ids = [self.reader.prefix(prefix) for prefix in prefixes]
         hidden, mixture = self.engine.hidden_after(ids)
         log_probs = self.model.output.log_probs(hidden)

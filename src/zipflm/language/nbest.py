@@ -214,6 +214,11 @@ def _parse_object(line: str) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict):
         raise ValueError(f"is not a JSON object: {quoted(line)}")
+    if "\\u" in line:
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"has half of a surrogate pair; remove it: {quoted(line)}") from None
     return record
 
 

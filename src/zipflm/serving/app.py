@@ -291,7 +291,7 @@ def make_app(
         app,
         service.metrics,
         max_body=service.limits.max_body,
-        paths={route.path for route in app.routes if isinstance(route, APIRoute)},
+        paths={route.path_format for route in app.routes if isinstance(route, APIRoute)},
         keys=keys,
         is_local_only=is_local and not keys,
     )

@@ -94,7 +94,8 @@ class Middleware:
         except ClientDisconnect:
             self._metrics.disconnects.inc()
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
+            route = getattr(scope.get("route"), "path_format", scope["path"])
+            path = route if route in self._paths else "other"
             self._metrics.requests.labels(path, sender.status).inc()
             self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
 
