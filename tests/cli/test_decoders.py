@@ -65,6 +65,7 @@ def test_recurrent_states_never_slide(run):
     for word in words:
         logprob, state = lm.advance(state, word)
         total += logprob
+    assert len(state.inputs) == 1
     ids = torch.tensor([[2, *lm.encode(" ".join(words))]])
     with torch.no_grad():
         expected = -lm.model.nll(ids[:, :-1], ids[:, 1:]).sum()

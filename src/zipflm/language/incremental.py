@@ -36,15 +36,12 @@ class TextState:
         past: _Pairs | None = None,
     ) -> None:
         self.inputs: tuple[int, ...] = inputs
-        """Ids that the model sees: `</s>` and the text, or the last part of it."""
+        """Ids that the model could read again: the last part of the text, or all of it."""
         # The cache, unless it is None, covers all inputs but the last. Once `_hidden` [D], which
         # predicts the next token, has been computed, the cache covers all inputs.
         self._cache = cache
         self._hidden: Tensor | None = None
         self._past = past  # for cache memories
-
-    def __repr__(self) -> str:
-        return f"TextState({len(self.inputs)} tokens)"
 
 
 @torch.inference_mode()
@@ -84,7 +81,9 @@ def advance(
 
 
 def _after(engine: Engine, state: TextState, token: int) -> TextState:
-    inputs, past = (*state.inputs, token), state._past
+    # Decoders with a state of constant size never read earlier inputs again.
+    kept = () if engine.model.config.decoder.has_constant_state else state.inputs
+    inputs, past = (*kept, token), state._past
     if past is not None:
         assert state._hidden is not None and engine.memories is not None
         reach = max(engine.memories.largest_window, 1)  # older tokens are not needed
