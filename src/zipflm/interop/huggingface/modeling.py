@@ -206,7 +206,7 @@ class ZipfForCausalLM(PreTrainedModel, GenerationMixin):
         if shifted_BT is None:
             targets, hidden_BTD, scored = targets[:, 1:], hidden_BTD[:, :-1], scored[:, 1:]
             scored = scored if mask_BT is None else scored & mask_BT[:, :-1]
-        total = self.model.output.nll(hidden_BTD, targets, scored).sum()
+        total = self.model.output.nll_sum(hidden_BTD, targets, scored)
         if num_items is None:
             return total / scored.sum().clamp(min=1)
         return total / torch.as_tensor(num_items, device=total.device)
