@@ -422,7 +422,7 @@ def _path(data: DataFolder | Source) -> Path:
 def _choice(checkpoint: Choice | str | None) -> Choice | None:
     from zipflm.runs.folder import parse_choice
 
-    return checkpoint if isinstance(checkpoint, int) else parse_choice(checkpoint)
+    return parse_choice(checkpoint)
 
 
 def _vocabulary_files(folder: Path) -> tuple[Path, Path | None]:

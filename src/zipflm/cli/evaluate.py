@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -223,30 +223,32 @@ def compare(
     they represent words at the input and the output. Exits with status 1 if a model failed,
     130 if interrupted.
     """
-    from zipflm import api
+    from zipflm.api import assignments
+    from zipflm.distributed import processes
+    from zipflm.studies.compare import compare as run_study
     from zipflm.studies.compare import dry_run as show
     from zipflm.studies.plan import Request
 
-    request: dict[str, Any] = {
-        "data": Path(data),
-        "preset": preset,
-        "out": Path(out),
-        "factorizations": split_commas("--factorizations", factorizations),
-        "seeds": seeds,
-        "recipe": recipe,
-        "overrides": tuple(api.assignments(overrides or [])),
-        "bands": split_commas("--bands", bands),
-        "tail_dropout": parse_numbers("--tail-dropout", tail_dropout, float),
-        "decoders": split_commas("--decoders", decoders),
-        "equal": equal,
-        "grid": tuple(grid or ()),
-        "memory": tuple(memory or ()),
-    }
+    request = Request(
+        data=Path(data),
+        preset=preset,
+        out=Path(out),
+        factorizations=split_commas("--factorizations", factorizations),
+        seeds=seeds,
+        recipe=recipe,
+        overrides=tuple(assignments(overrides or [])),
+        bands=split_commas("--bands", bands),
+        tail_dropout=parse_numbers("--tail-dropout", tail_dropout, float),
+        decoders=split_commas("--decoders", decoders),
+        equal=equal,
+        grid=tuple(grid or ()),
+        memory=tuple(memory or ()),
+    )
     if dry_run:
-        show(Request(**request), device=device)
+        show(request, device=device)
         return
-    with _progress_to_stderr(as_json):
-        finished = api.compare(**request, device=device, stall_seconds=stall_seconds)
+    with _progress_to_stderr(as_json), processes.started(device, stall_seconds):
+        finished = run_study(request, device=device)
     _print_results(finished, as_json)
     if finished.stopped or finished.failures:
         raise typer.Exit(INTERRUPTED if finished.stopped else MEMBER_FAILED)

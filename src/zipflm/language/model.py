@@ -83,7 +83,7 @@ def load(
     the model: a cache of the last 2,000 tokens of the text (`cache:2000`), or the folder of a store
     from `zipflm memory build`.
     """
-    choice = parse_choice(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    choice = parse_choice(checkpoint)
     memory = (memory,) if isinstance(memory, str) else tuple(memory)
     options = ScoringOptions(block=block, context=context, device=device, memory=memory)
     exported = _exported_path(path)

@@ -241,9 +241,9 @@ def locate(path: Path, choice: Choice | None) -> tuple[RunFolder, Checkpoint]:
     return (run if run.holds_a_run else RunFolder(path)), Checkpoint(path)
 
 
-def parse_choice(text: str | None) -> Choice | None:
-    """Parse `newest`, `best` or a number of updates. None is returned unchanged."""
-    if text is None or text == "newest" or text == "best":
+def parse_choice(text: Choice | str | None) -> Choice | None:
+    """Parse `newest`, `best` or a number of updates. None and ints are returned unchanged."""
+    if text is None or isinstance(text, int) or text in ("newest", "best"):
         return text  # type: ignore[return-value]
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"checkpoint={text}: choose newest, best or a number of updates")
