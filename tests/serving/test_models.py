@@ -22,11 +22,10 @@ def test_runs_are_named_by_their_folders(runs):
 
 
 def test_models_from_the_hub_are_named_by_their_repository(runs, tmp_path, monkeypatch):
-    huggingface_hub = pytest.importorskip("huggingface_hub")
     exchange = pytest.importorskip("zipflm.interop.huggingface.exchange")
     snapshot = tmp_path / "snapshots" / "0a1b2c"
     exchange.export_run(str(runs / "a" / "run"), snapshot)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", {"us/model": snapshot}.__getitem__)
+    monkeypatch.setattr(exchange, "download", {"us/model": snapshot}.__getitem__)
     assert list(load_models(["us/model"], device="cpu")) == ["model"]
 
 
