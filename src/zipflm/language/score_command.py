@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config.checks import Checked
+from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
 from zipflm.evaluation.progress import report_progress
@@ -30,7 +31,6 @@ from zipflm.units import NATS, perplexity
 
 Per = Literal["word", "line", "document", "total"]
 Lines = Literal["independent", "running"]
-Errors = Literal["strict", "replace"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,7 +111,7 @@ class Service:
         """Start the threads. Call this from the event loop's thread."""
         self.models, self.limits, self.metrics = models, limits, Metrics()
         self.worker = worker = Worker(models.values(), limits, self.metrics)
-        # A single thread, because text readers are not thread-safe.
+        # A single thread, so that texts to encode take little time from the model thread.
         self._text_thread = ThreadPoolExecutor(1, "text")
         self.metrics.waiting.set_function(lambda: worker.num_waiting)
         self.metrics.in_progress.set_function(lambda: worker.num_active)

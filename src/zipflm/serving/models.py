@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from zipflm import __version__
-from zipflm.data.bpe import Codes
-from zipflm.data.encoding import TextEncoder
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.language.engine import Engine
 from zipflm.language.model import TrainedModel, load
@@ -30,13 +28,15 @@ class ServedModel:
 
     name: str
     lm: TrainedModel
-    reader: TextReader
-    """For the thread that encodes texts; `lm.reader` belongs to the model thread."""
     entry: ModelEntry
 
     @property
     def engine(self) -> Engine:
         return self.lm.engine
+
+    @property
+    def reader(self) -> TextReader:
+        return self.lm.reader
 
     @cached_property
     def fingerprint(self) -> str:
@@ -66,11 +66,7 @@ def make_served_model(name: str, lm: TrainedModel) -> ServedModel:
     """Wrap a loaded model, and copy its weights into memory. Only the stores of its memories, if
     any, are still read from disk."""
     _copy_from_disk(lm)
-    run = lm.run
-    codes = None if run.codes is None else Codes(run.codes.merges)
-    encoder = TextEncoder(run.vocabulary, codes, run.splitting, lm.unseen)
-    reader = TextReader(encoder, lm.engine.unit, run.config.num_predicted)
-    return ServedModel(name, lm, reader, _entry(name, lm))
+    return ServedModel(name, lm, _entry(name, lm))
 
 
 def _names(paths: Sequence[str], loaded: Sequence[TrainedModel]) -> list[str]:
@@ -106,7 +102,7 @@ def _entry(name: str, lm: TrainedModel) -> ModelEntry:
             "words": vocabulary.num_words,
             "unit": lm.engine.unit,
             "bands": _bands(lm),
-            "perplexity": _validation_perplexity(lm, path),
+            "perplexity": _validation_perplexity(lm),
             "checkpoint": run.checkpoint.name,
             "block": lm.engine.blocks.block,
             "dtype": lm.engine.dtype_name,
@@ -123,18 +119,17 @@ def _memory(lm: TrainedModel) -> dict[str, Any]:
 
 def _bands(lm: TrainedModel) -> list[dict[str, Any]]:
     """Return the bands as ranges of frequency ranks, without special tokens and padding."""
-    edges, num_words = lm.model.output.edges, lm.vocabulary.num_words
-    names = ["head", *(f"tail {tail}" for tail in range(1, len(edges)))]
-    bands = []
-    for name, (first, end) in zip(names, pairwise(edges), strict=False):
+    num_words, bands = lm.vocabulary.num_words, []
+    for band, (first, end) in enumerate(pairwise(lm.model.output.edges)):
+        name = f"tail {band}" if band else "head"
         low = max(first - len(SPECIALS), 0) + 1
         high = min(end - len(SPECIALS), num_words)
         bands.append({"name": name, "first": low, "last": high, "words": max(high - low + 1, 0)})
     return bands
 
 
-def _validation_perplexity(lm: TrainedModel, path: Path) -> float | None:
-    if not path.exists():
+def _validation_perplexity(lm: TrainedModel) -> float | None:
+    if not lm.run.checkpoint.path.exists():
         return None
     state = lm.run.checkpoint.state()
     valid = state.valid if isinstance(state, TrainingState) else None

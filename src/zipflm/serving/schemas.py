@@ -124,7 +124,6 @@ class CompletionRequest(BaseRequest):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: dict[str, Any] = Field({})
-    user: Any = None
 
     @field_validator("best_of", "suffix", "frequency_penalty", "presence_penalty", "logit_bias")
     @classmethod

@@ -208,7 +208,7 @@ class _ModelRunner:
 
     def __init__(self, model: ServedModel, max_batch_tokens: int, metrics: Metrics) -> None:
         self._engine = replace(model.engine, batch_tokens=max_batch_tokens)
-        self._reader = model.lm.reader
+        self._reader = model.reader
         self._metrics = metrics
         self.scores: deque[ScoreTask] = deque()
         self.rows: deque[_GenerateTask] = deque()
