@@ -78,7 +78,7 @@ def prepare(
     training = _sources(texts)
     if ids and training:
         raise ValueError(f"{training[0]}: cannot be combined with ids; use either text or ids")
-    if vocabulary is not None and Path(vocabulary).is_dir():
+    if vocabulary is not None and not Path(vocabulary).is_file():
         vocabulary, codes_in_folder = _vocabulary_files(Path(vocabulary))
         bpe_codes = codes_in_folder if bpe_codes is None else bpe_codes
     options = Options(

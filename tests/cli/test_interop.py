@@ -49,7 +49,7 @@ def test_bad_input_exits_with_2_and_one_line(run, tmp_path, monkeypatch, capsys)
         (("import", tmp_path / "empty", tmp_path / "x"), "config.json: missing"),
         (("import", tmp_path / "none", tmp_path / "x"), "no such file or folder"),
         (("import", tmp_path / "file", tmp_path / "x"), "--dict: missing; name the dict.txt"),
-        (("export", tmp_path / "none", tmp_path / "x"), "no checkpoints found"),
+        (("export", tmp_path / "none", tmp_path / "x"), "none: no such folder"),
         (("export", run, tmp_path / "x", "--checkpoint", "3"), "--checkpoint 3"),
         (("export", run, tmp_path / "x", "--max-shard-size", "big"), "big"),
     ]:

@@ -60,5 +60,5 @@ def test_unknown_run_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as exit:
         zipflm.cli.main()
     said = capsys.readouterr().err
-    assert exit.value.code == 2 and "absent: no checkpoints found" in said
+    assert exit.value.code == 2 and "absent: no such folder" in said
     assert len(said.splitlines()) == 1

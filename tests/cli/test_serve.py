@@ -37,7 +37,7 @@ def test_names_missing_packages(monkeypatch, missing):
     ("arguments", "reason"),
     [
         (["--api-key-file", "/nothing"], "/nothing"),
-        (["--port", "0"], "no checkpoints found"),
+        (["--port", "0"], "no such folder"),
     ],
 )
 def test_rejects_missing_files(tmp_path, arguments, reason):

@@ -220,6 +220,12 @@ def test_rejects_weights_that_are_not_finite(word_data, value):
         TrainedModel(run)
 
 
+@pytest.mark.parametrize("call", ["generate", "start", "embedding", "encode", "perplexity"])
+def test_a_text_must_be_a_string(call, lm):
+    with pytest.raises(ValueError, match="must be a string"):
+        getattr(lm, call)(["the", "cat"] if call != "perplexity" else [3])
+
+
 def test_rejects_folders_without_a_run(tmp_path):
     with pytest.raises(ValueError, match="no checkpoints found"):
         zipflm.load(tmp_path)

@@ -57,6 +57,10 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
             "--memory cache:x: window='x': expected",
         ),
         (["evaluate", "--split", "valid", "--memory", "nowhere"], "--memory nowhere: not a store"),
+        (
+            ["evaluate", "--split", "valid", *["--memory", "cache"] * 2],
+            "--memory cache:200,weight=0.0",
+        ),
         (["memory", "tune", "--split", "test"], "--split test: tuning on test"),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
         (["memory", "build", "--out", "x", "--dtype", "int8"], "--dtype 'int8': choose from"),

@@ -94,5 +94,5 @@ def test_rejects_weights_of_another_model(copy):
 def test_rejects_folders_that_are_not_runs(tmp_path):
     with pytest.raises(ValueError, match="no checkpoints found"):
         load_run(tmp_path)
-    with pytest.raises(ValueError, match="no checkpoints found"):
+    with pytest.raises(ValueError, match="absent: no such folder"):
         load_run(tmp_path / "absent")

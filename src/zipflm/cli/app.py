@@ -22,7 +22,7 @@ from zipflm.messages import escape_controls, one_line, unquoted
 _HOW_TO_CONTINUE = {
     "build": "; run the same command again to continue",
     "compare": "; run the same command again to continue",
-    "train": "; add --resume to the same command to continue",
+    "train": "; add --resume-if-any to the same command to continue",
 }
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -131,6 +131,7 @@ app: typer.Typer = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Train and use large-vocabulary language models. `zipflm info` lists the presets.",
 )
 

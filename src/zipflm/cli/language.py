@@ -88,6 +88,8 @@ def score(
     from zipflm.language.score_command import ScoreOptions, score_files
 
     check_argument_order(run, texts or ())
+    if not texts and sys.stdin.isatty():
+        print_error("reading the text from standard input; end it with Ctrl-D")
     names = expand(texts or ["-"])
     options = ScoreOptions(
         per=per,  # type: ignore[arg-type]  # checked by ScoreOptions

@@ -138,6 +138,9 @@ class DataFolder:
         self.metadata: DataMetadata = metadata
         self.vocabulary: Vocabulary = vocabulary
 
+    def __repr__(self) -> str:
+        return f"<DataFolder {self.path}>"
+
     @classmethod
     def open(cls, path: str | PathLike[str]) -> DataFolder:
         """Open a folder from `zipflm prepare`. Raises ValueError or OSError if it is damaged."""

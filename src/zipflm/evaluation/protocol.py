@@ -80,7 +80,7 @@ class TokenScores:
         return bits(self.nll_sum) / num_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Scores with the details that `zipflm evaluate` reports."""
 
@@ -102,6 +102,9 @@ class Evaluation:
     """Number of words replaced by `<unk>`."""
     splitting: Splitting
     """Rule that split the text into words."""
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {self.run}: perplexity {self.perplexity:.4f} per word>"
 
     @property
     def perplexity(self) -> float:

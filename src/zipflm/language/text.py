@@ -82,6 +82,8 @@ class TextReader:
         Raises ValueError if it contains NUL or characters that UTF-8 cannot encode. With
         `ends=False`, no `</s>` is added to a last line that has no line end.
         """
+        if not isinstance(text, str):
+            raise ValueError(f"text={text!r}: must be a string")
         if (nul := text.find("\0")) >= 0:
             raise ValueError(f"text: NUL at character {nul}; pass text, not binary data")
         try:

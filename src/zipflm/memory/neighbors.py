@@ -222,6 +222,6 @@ def require_faiss() -> Any:
         import faiss
     except ImportError:
         raise ValueError(
-            "an index needs faiss (pip install 'zipflm[knn]'); search=exact works without it"
+            "an index needs faiss (pip install faiss-cpu); search=exact works without it"
         ) from None
     return faiss

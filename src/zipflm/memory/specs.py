@@ -86,6 +86,9 @@ def open_memories(specs: Sequence[str], run: LoadedRun, device: str) -> Memories
     Raises ValueError if a spec is invalid, or a store is damaged or was built with other weights.
     """
     pairs = [_open(spec, run, device) for spec in specs]
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"memory={twice[0]}: given twice; give each memory once")
     return Memories(*zip(*pairs, strict=True)) if pairs else None
 
 

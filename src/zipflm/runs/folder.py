@@ -75,6 +75,9 @@ class RunFolder:
         self._config_path = path / "config.json"
         self._versions_path = path / "versions.json"
 
+    def __repr__(self) -> str:
+        return f"<RunFolder {self.path}>"
+
     def __fspath__(self) -> str:
         return str(self.path)
 
@@ -107,9 +110,10 @@ class RunFolder:
         """
         checkpoints = self.checkpoints()
         if not checkpoints:
+            problem = "no checkpoints found" if self.path.exists() else "no such folder"
             raise ValueError(
-                f"{self.path}: no checkpoints found; use a folder from zipflm train or zipflm "
-                "import, one of its checkpoints, or the bundled model state-of-the-union"
+                f"{self.path}: {problem}; use a folder from zipflm train or zipflm import, one of "
+                "its checkpoints, or the bundled model state-of-the-union"
             )
         if choice == "newest":
             return checkpoints[0]

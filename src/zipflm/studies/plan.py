@@ -348,9 +348,10 @@ def open_bpe_data(words: DataFolder, otherwise: str) -> DataFolder:
     """
     path = words.path / BPE_FOLDER
     if not (path / METADATA_FILE).is_file():
+        merges = min(32_000, len(words.vocabulary) // 4)
         raise ValueError(
             f"{path}: no subword data for {' and '.join(SUBWORDS)}; prepare it from the same text "
-            f"(zipflm prepare ... {words.splitting} --bpe 32000 --out {path}), or {otherwise}"
+            f"(zipflm prepare ... {words.splitting} --bpe {merges} --out {path}), or {otherwise}"
         )
     bpe_data = DataFolder.open(path)
     for split in words.splits:

@@ -55,8 +55,9 @@ def high_end_warning(config: Config) -> str | None:
         return None
     return (
         f"training.max_updates={updates}: the learning rate is at {last:.0%} of its peak in the "
-        f"last update; change training.schedule.warmup_updates={schedule.warmup_updates} and "
-        f"training.schedule.first_cycle={schedule.first_cycle} so that a cycle ends with the run"
+        f"last update; change training.schedule.warmup_updates (now {schedule.warmup_updates}) and "
+        f"training.schedule.first_cycle (now {schedule.first_cycle}) so that a cycle ends with the "
+        "run"
     )
 
 

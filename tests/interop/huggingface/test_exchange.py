@@ -234,5 +234,5 @@ def test_local_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
-    with pytest.raises(ValueError, match="runs/none: no checkpoints found"):
+    with pytest.raises(ValueError, match="runs/none: no such folder"):
         zipflm.load("runs/none")
