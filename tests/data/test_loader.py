@@ -45,16 +45,3 @@ def test_prefetch_raises_errors_of_its_thread(batches, monkeypatch):
 def test_prefetch_moves_batches_to_the_device(batches):
     pairs = zip(prefetch(batches.epoch(0), "cuda"), batches.epoch(0), strict=True)
     assert all(torch.equal(one.words.cpu(), other.words) for one, other in pairs)
-
-
-def test_prefetch_adds_unique_tokens_that_never_shrink():
-    lines = [[5] * 15 + [2], list(range(5, 20)) + [2], [6] * 15 + [2]]
-    batches = Batches(
-        TokenArray.of(lines), Blocks(break_mode="sentence", block=16), max_tokens=16, shuffle=False
-    )
-    sizes = []
-    for batch in prefetch(batches.epoch(0), "cpu", find_unique_tokens=True):
-        assert torch.equal(batch.unique.ids_U[batch.unique.indices_BT], batch.words)
-        assert batch.inputs is batch.unique
-        sizes.append(len(batch.unique.ids_U))
-    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]

@@ -1,6 +1,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from training_runs import (
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
-from zipflm.training import parallel, step
+from zipflm.training import parallel, step, trainer
 
 
 @pytest.mark.parametrize(("every", "updates"), [(0, [7]), (3, [3, 6, 7])])
@@ -99,6 +100,22 @@ def test_resumes_bit_for_bit_across_epochs_and_stages(word_data, tmp_path):
     shutil.rmtree(tmp_path / "part" / "checkpoints" / "update-00000020")
     run(word_data, tmp_path / "part", *common, resume=True)
     assert_same(weights(tmp_path / "part"), weights(tmp_path / "whole"))
+
+
+def test_resumes_a_character_cnn_bit_for_bit(word_data, tmp_path, request):
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(2)  # the order of sums then depends on the shapes
+
+    def train(out, updates, **options):
+        length = f"training.max_updates={updates}"
+        base = [setting for setting in SMALL if not setting.startswith("input.")]
+        config = config_of(word_data, length, preset="tiny/CNN", base=base)
+        trainer.train(config, word_data, tmp_path / out, device="cpu", **options)
+
+    train("whole", 12)
+    train("halves", 6)
+    train("halves", 12, resume=True)
+    assert_same(weights(tmp_path / "halves"), weights(tmp_path / "whole"))
 
 
 def state_of(out, update):

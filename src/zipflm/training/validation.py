@@ -110,10 +110,11 @@ def _score(run: Run, tokens: TokenArray) -> Sums:
     sharded = parallel.is_sharded(learner.scorer)
     nll = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
+    own = batches.epoch(0)
+    if run.config.input.spells_words:
+        own = (batch.with_unique_tokens() for batch in own)
     with autocast(learner.precision, process.device):
-        loaded = prefetch(
-            batches.epoch(0), process.device, find_unique_tokens=run.config.input.spells_words
-        )
+        loaded = prefetch(own, process.device)
         sums = score_sums(nll, loaded, process.device, ends_word)
     learner.model.train()
     local = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
