@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +21,15 @@ from zipflm.storage import atomic_write_text, new_folder, sole_writer
 
 
 def append_line(path: Path, line: LogLine) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(as_json(line, LogLine, indent=None) + "\n")
+    """Append a line to a log. After an OSError, no part of it is left."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(as_json(line, LogLine, indent=None) + "\n")
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def read_lines(path: Path) -> list[LogLine]:
