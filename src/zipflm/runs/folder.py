@@ -138,6 +138,14 @@ class RunFolder:
     def best(self) -> Checkpoint | None:
         """Return the undamaged checkpoint with the lowest loss on the full validation set, or None
         if no checkpoint has one."""
+        for checkpoint in self._by_loss():
+            with suppress(ValueError, OSError):
+                checkpoint.verify()
+                return checkpoint
+        return None
+
+    def _by_loss(self) -> list[Checkpoint]:
+        """Return the checkpoints with a recorded loss on the full validation set, lowest first."""
         scored: list[tuple[float, Checkpoint]] = []
         for checkpoint in self.checkpoints():
             with suppress(ValueError, OSError):  # damaged, or on a bad disk
@@ -145,11 +153,7 @@ class RunFolder:
                 valid = state.valid if isinstance(state, TrainingState) else None
                 if valid is not None and valid.nats_per_word is not None:
                     scored.append((valid.nats_per_word, checkpoint))
-        for _, checkpoint in sorted(scored, key=lambda pair: pair[0]):
-            with suppress(ValueError, OSError):
-                checkpoint.verify()
-                return checkpoint
-        return None
+        return [checkpoint for _, checkpoint in sorted(scored, key=lambda pair: pair[0])]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -198,9 +202,10 @@ class RunFolder:
         Call this only if the weights of the newest checkpoint are known to be good.
         """
         old = self.checkpoints()[keep:] if keep > 0 else []
-        best = self.best() if old else None
+        # Verifying the best one would read all of it at every save.
+        best = [checkpoint.path for checkpoint in self._by_loss()[:1]] if old else []
         for checkpoint in old:
-            if best is None or checkpoint.path != best.path:
+            if checkpoint.path not in best:
                 checkpoint.remove()
 
     def set_aside(self, update: int) -> Iterator[Path]:
