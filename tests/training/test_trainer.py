@@ -231,9 +231,10 @@ def test_stretches_the_schedule_to_the_epochs(word_data, tmp_path):
     assert made.schedule.first_cycle == round(ratio * requested.schedule.first_cycle)
 
 
-def test_rejects_epochs_with_max_updates(word_data):
+@pytest.mark.parametrize("updates", [7, 200])  # 200 is the value of the preset
+def test_rejects_epochs_with_max_updates(word_data, updates):
     with pytest.raises(ValueError, match=r"training\.epochs"):
-        config_of(word_data, "training.epochs=1", "training.max_updates=7")
+        config_of(word_data, "training.epochs=1", f"training.max_updates={updates}")
 
 
 NOTHING_LEARNED = ["schedule.max_lr=0", "schedule.min_lr=0", "schedule.warmup_from=0"]
