@@ -122,7 +122,7 @@ class Log:
         """Open the TensorBoard log if requested. Start the bar if stdout is a terminal. `update` is
         the number of updates done."""
         if self._tensorboard:
-            self._events = _event_writer(self._run.path / "tensorboard")
+            self._events = _event_writer(self._run.path / "tensorboard", update)
         self._bar.reset(self._task, start=True, total=self._max_updates, completed=update)
         self._bar.start()
         if self._has_bar:
@@ -228,7 +228,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-def _event_writer(path: Path) -> Any:
+def _event_writer(path: Path, update: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -236,4 +236,5 @@ def _event_writer(path: Path) -> Any:
             "training.tensorboard=true: TensorBoard is not installed; pip install tensorboard, or "
             "leave this setting off: log.jsonl has the same numbers"
         ) from None
-    return SummaryWriter(path)
+    # Hides events after `update` that an interrupted run has written.
+    return SummaryWriter(path, purge_step=update + 1)
