@@ -184,6 +184,8 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
     if world_size > 1 and chosen.type == "cuda":
         if chosen.index is not None:
             raise ValueError(f"device={device}: each process uses its own GPU; use cuda")
+        if "LOCAL_RANK" not in os.environ:
+            raise ValueError("LOCAL_RANK: not set; start several processes with torchrun")
         chosen = torch.device(resolve_device(f"cuda:{os.environ['LOCAL_RANK']}"))
     if chosen.index is not None and chosen.type == "cuda":
         torch.cuda.set_device(chosen)
