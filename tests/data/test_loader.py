@@ -19,13 +19,13 @@ def loader_threads():
 
 
 def test_prefetch_yields_the_batches(batches):
-    pairs = zip(prefetch(batches.epoch(2), "cpu", ahead=2), batches.epoch(2), strict=True)
+    pairs = zip(prefetch(batches.epoch(2), "cpu"), batches.epoch(2), strict=True)
     assert all(torch.equal(one.words, other.words) for one, other in pairs)
     assert not loader_threads()
 
 
 def test_closing_early_stops_the_thread(batches):
-    loaded = prefetch(batches.epoch(0), "cpu", ahead=1)
+    loaded = prefetch(batches.epoch(0), "cpu")
     next(loaded)
     loaded.close()
     assert not loader_threads()

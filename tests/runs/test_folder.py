@@ -47,7 +47,7 @@ def test_records_versions_and_resumptions(copy, word_data):
     assert versions.text == word_data.split("train").sha256
     assert versions.vocabulary == word_data.vocabulary.hash
     assert versions.latest is versions
-    copy.open(copy.config(), word_data, update=4)
+    copy.record_start(copy.config(), word_data, 4, "cpu")
     assert [resumed.update for resumed in copy.versions().resumed] == [4]
     assert copy.versions().latest.update == 4
     assert max(line.update for line in copy.log()) == 4

@@ -20,7 +20,7 @@ from training_runs import (
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
-from zipflm.training import parallel, step, trainer
+from zipflm.training import checkpointing, parallel, step, trainer
 
 
 @pytest.mark.parametrize(("every", "updates"), [(0, [7]), (3, [3, 6, 7])])
@@ -55,14 +55,14 @@ def test_trains_without_a_valid_set(word_data, tmp_path, monkeypatch):
 
 
 def test_a_failed_save_ends_the_run_only_at_its_end(word_data, tmp_path, monkeypatch, capsys):
-    save, fails = RunFolder.save, {4, 8}
+    save, fails = checkpointing.save, {4, 8}
 
-    def full(self, contents):
+    def full(root, contents):
         if contents.state.update in fails:
             raise OSError(28, "No space left on device")
-        return save(self, contents)
+        return save(root, contents)
 
-    monkeypatch.setattr(RunFolder, "save", full)
+    monkeypatch.setattr(checkpointing, "save", full)
     options = ["training.max_updates=8", "training.checkpoint_every=2"]
     with pytest.raises(OSError, match=r"could not save update 8 .*update-00000006; free"):
         run(word_data, tmp_path / "run", *options, keep=0)

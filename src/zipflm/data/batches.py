@@ -87,6 +87,9 @@ def _hash(labels: NDArray[np.int64]) -> Numbers:
     return mixed ^ (mixed >> np.uint64(32))
 
 
+_PREFETCHED = 4
+"""Number of batches that `prefetch` assembles in advance."""
+
 _MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP = 64, 1 << 14
 """Maximum number of batches and rows to compute at once: NumPy is slow on single batches."""
 
@@ -251,10 +254,8 @@ class Batches:
             yield windows[end - size : end]
 
 
-def prefetch(
-    batches: Iterable[Batch], device: torch.device | str, *, ahead: int = 4
-) -> Generator[Batch]:
-    """Yield batches on a device. A thread assembles up to `ahead` of them in advance.
+def prefetch(batches: Iterable[Batch], device: torch.device | str) -> Generator[Batch]:
+    """Yield batches on a device. A thread assembles a few of them in advance.
 
     Closing the generator stops the thread.
     """
@@ -266,7 +267,7 @@ def prefetch(
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="zipflm-loader")
     try:
-        waiting = deque(thread.submit(load) for _ in range(ahead))
+        waiting = deque(thread.submit(load) for _ in range(_PREFETCHED))
         while (batch := waiting.popleft().result()) is not None:
             waiting.append(thread.submit(load))
             yield batch.to(device, non_blocking=True)

@@ -167,12 +167,12 @@ class RunFolder:
                 self._clean()
             yield
 
-    def open(
+    def record_start(
         self,
         config: Config,
         data: DataFolder,
         update: int,
-        device: str = "",
+        device: str,
         origin: Origin | None = None,
     ) -> None:
         """Write the config and versions when a run starts or resumes after `update`.
@@ -192,9 +192,6 @@ class RunFolder:
         write_record(self._versions_path, versions)
         # Written last, because it marks the folder as a run.
         write_record(self._config_path, config)
-
-    def save(self, contents: Contents) -> Checkpoint:
-        return save(self.checkpoints_path, contents)
 
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the newest `keep` and the best; 0 keeps all.

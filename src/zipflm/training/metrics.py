@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def _report_parts(line: Report) -> list[str]:
     ]
     if line.flop_utilisation is not None:
         parts.append(f"{line.flop_utilisation:.1%} of peak")
-    parts.append(f"left {_duration(line.seconds_left)}")
+    parts.append(f"left {timedelta(seconds=round(line.seconds_left))}")
     if line.compiled is False:
         parts.append("NOT COMPILED")
     if line.skipped:
@@ -220,12 +221,6 @@ def _number(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return "not finite"
     return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def _event_writer(path: Path, update: int) -> Any:

@@ -134,9 +134,8 @@ class Stream:
 
     def use_block(self, block: int) -> None:
         """Continue with blocks of this length."""
-        if block != self.block:
-            self.close()
-            self._open(self.position, block)
+        self.close()
+        self._open(self.position, block)
 
     def next(self) -> Batch:
         """Return the next batch of this process. All processes must call this the same number of
