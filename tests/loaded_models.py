@@ -15,6 +15,11 @@ from zipflm.runs.records import ImportedState
 BLOCKS = ["decoder.num_layers=2", "batches.block=16", "batches.eval_block=16", "batches.tokens=64"]
 
 
+class UnsavedCheckpoint(Checkpoint):
+    def state(self):
+        return ImportedState(update=1, imported_from="made up")
+
+
 def loaded(data, label="ADP-T", overrides=(), sharpness=3.0, **options):
     """An untrained model with `sharpness` times larger logits."""
     config = config_of(data, *overrides, preset=f"tiny/{label}", base=BLOCKS)
@@ -25,7 +30,7 @@ def loaded(data, label="ADP-T", overrides=(), sharpness=3.0, **options):
                 weight.mul_(sharpness)
     run = LoadedRun(
         folder=RunFolder(Path("made-up")),
-        checkpoint=Checkpoint(Path("made-up/checkpoints/update-00000001")),
+        checkpoint=UnsavedCheckpoint(Path("made-up/checkpoints/update-00000001")),
         model=model,
         config=config,
         vocabulary=data.vocabulary,

@@ -150,6 +150,9 @@ def test_rejects_weights_of_another_model(run, other, tmp_path):
         ValueError, match="tiny/SM: leave it out, because model and recipe come from"
     ):
         zipflm.train("tiny/SM", from_run=run, data=other, out=tmp_path / "run")
+    lengths = {"training.epochs": 1, "training.max_updates": 2}
+    with pytest.raises(ValueError, match=r"epochs=1.0: cannot be combined with training.max_upd"):
+        zipflm.train(None, lengths, from_run=run, data=other, out=tmp_path / "run")
     with pytest.raises(ValueError, match="preset: missing; name one"):
         zipflm.train(data=other, out=tmp_path / "run")
 

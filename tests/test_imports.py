@@ -39,7 +39,7 @@ ALLOWED = {
     "evaluation": {"memory", "runs", "model", "data", "distributed", "config", "storage", "units"},
     "language": {"memory", "evaluation", "runs", "model", "data", "config", "interop.huggingface"}
     | {"messages", "settings", "storage", "units"},
-    "training": {"evaluation", "runs", "model", "data", "distributed", "config", "field_help"}
+    "training": {"runs", "model", "data", "distributed", "config", "field_help"}
     | {"messages", "settings"},
     "studies": {"training", "evaluation", "memory.specs", "runs", "data", "config", "presets"}
     | {"distributed", "messages", "settings", "storage", "units"},

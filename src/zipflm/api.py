@@ -172,9 +172,8 @@ def train(
     a single process, the same happens if the program that reads stdout exits.
     """
     from zipflm.distributed import processes
-    from zipflm.presets.recipes import resolve
+    from zipflm.presets.recipes import resolve, with_overrides
     from zipflm.runs.folder import RunFolder, locate
-    from zipflm.settings import override
     from zipflm.training.trainer import train as train_run
 
     run_folder, changes = RunFolder(Path(out)), assignments(overrides)
@@ -205,7 +204,7 @@ def train(
         if on_cpu or held is not None:
             dtype = "float32" if held is None else held.training.dtype
             config = replace(config, training=replace(config.training, dtype=dtype))
-        return folder, override(config, changes), initial
+        return folder, with_overrides(config, changes), initial
 
     with processes.started(device, stall_seconds) as process:
         folder, config, initial = process.run_on_all(read_inputs)

@@ -277,11 +277,10 @@ def _parse_text(hint: Any, text: str, key: str) -> Any:
 def _split(hint: Any, text: str) -> Any:
     """Split the text of an override into nested lists if the type has tuples: 0.3:128,0.8:256 is a
     list of pairs."""
-    options = options_of(hint)
-    tuples = [option for option in options if get_origin(option) is tuple]
+    tuples = [option for option in options_of(hint) if get_origin(option) is tuple]
     if text == "none" and type(None) in get_args(hint):
         return None
-    if not tuples or (len(options) > 1 and "," not in text):
+    if not tuples:
         return text
     inner = get_args(tuples[0])
     separator = "," if inner[-1] is ... else ":"

@@ -234,24 +234,13 @@ def test_permutation_is_uncorrelated(size):
         assert len(np.unique(np.diff(found))) > 0.68 * size
 
 
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(0, 80))
-def test_unique_tokens_restore_the_text(words, least):
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
+def test_unique_tokens_restore_the_text(words):
     text = torch.tensor([words])
-    found = unique_tokens(text, least)
+    found = unique_tokens(text)
     assert torch.equal(found.ids_U[found.indices_BT], text)
     assert found.shape == text.shape
-    number = len(set(words))
-    assert len(found.ids_U[:number].unique()) == number
-    assert (found.ids_U[number:] == found.ids_U[number - 1]).all()
-
-
-@pytest.mark.parametrize(
-    ("distinct", "least", "size"),
-    [(1, 0, 64), (56, 0, 64), (57, 0, 128), (1000, 0, 1152), (1, 192, 192)],
-)
-def test_unique_token_sizes(distinct, least, size):
-    words = torch.arange(1024).clamp(max=distinct - 1).view(4, 256)
-    assert len(unique_tokens(words, least).ids_U) == size
+    assert found.ids_U.tolist() == sorted(set(words))
 
 
 def test_rejects_large_blocks_and_empty_splits():

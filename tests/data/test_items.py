@@ -149,6 +149,11 @@ def write_open_header(path):
         ),
         (
             "a.npz",
+            lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([], dtype=int)),
+            "offsets must be sorted, from 0 to 3",
+        ),
+        (
+            "a.npz",
             lambda path: np.savez(path, ids=np.arange(3), offsets=np.array([0, 2, 1, 3])),
             "offsets must be sorted",
         ),

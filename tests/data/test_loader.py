@@ -19,13 +19,13 @@ def loader_threads():
 
 
 def test_prefetch_yields_the_batches(batches):
-    pairs = zip(prefetch(batches.epoch(2), "cpu", ahead=2), batches.epoch(2), strict=True)
+    pairs = zip(prefetch(batches.epoch(2), "cpu"), batches.epoch(2), strict=True)
     assert all(torch.equal(one.words, other.words) for one, other in pairs)
     assert not loader_threads()
 
 
 def test_closing_early_stops_the_thread(batches):
-    loaded = prefetch(batches.epoch(0), "cpu", ahead=1)
+    loaded = prefetch(batches.epoch(0), "cpu")
     next(loaded)
     loaded.close()
     assert not loader_threads()
@@ -45,16 +45,3 @@ def test_prefetch_raises_errors_of_its_thread(batches, monkeypatch):
 def test_prefetch_moves_batches_to_the_device(batches):
     pairs = zip(prefetch(batches.epoch(0), "cuda"), batches.epoch(0), strict=True)
     assert all(torch.equal(one.words.cpu(), other.words) for one, other in pairs)
-
-
-def test_prefetch_adds_unique_tokens_that_never_shrink():
-    lines = [[5] * 15 + [2], list(range(5, 20)) + [2], [6] * 15 + [2]]
-    batches = Batches(
-        TokenArray.of(lines), Blocks(break_mode="sentence", block=16), max_tokens=16, shuffle=False
-    )
-    sizes = []
-    for batch in prefetch(batches.epoch(0), "cpu", find_unique_tokens=True):
-        assert torch.equal(batch.unique.ids_U[batch.unique.indices_BT], batch.words)
-        assert batch.inputs is batch.unique
-        sizes.append(len(batch.unique.ids_U))
-    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]

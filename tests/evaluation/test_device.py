@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zipflm.distributed.processes import resolve_device
+from zipflm.distributed.processes import resolve_device, started
 
 
 @pytest.fixture
@@ -48,3 +48,11 @@ def test_ignores_gpus_that_the_driver_cannot_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     with pytest.raises(ValueError, match="not available here"):
         resolve_device("cuda:1")
+
+
+def test_several_processes_on_gpus_need_torchrun(gpus, monkeypatch):
+    gpus(2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ValueError, match="LOCAL_RANK: not set; start several"), started("cuda"):
+        pass

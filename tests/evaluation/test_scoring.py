@@ -1,4 +1,3 @@
-import math
 import tracemalloc
 
 import numpy as np
@@ -16,12 +15,11 @@ from zipflm.config import (
     Tie,
     TransformerDecoder,
 )
-from zipflm.data.batches import Batch, Batches
+from zipflm.data.batches import Batches
 from zipflm.data.token_file import TokenArray
 from zipflm.evaluation.progress import on_progress, progress_label
-from zipflm.evaluation.scoring import score, score_sums
+from zipflm.evaluation.scoring import score
 from zipflm.model.language_model import LanguageModel
-from zipflm.runs.records import Sums
 
 BANDS = {"cutoffs": (40, 120), "dim": 16}
 SMALL = ModelConfig(
@@ -182,31 +180,6 @@ def test_low_precision_is_close(model):
     assert low.perplexity == pytest.approx(scored(model, tokens).perplexity, rel=0.05)
 
 
-def id_as_nll(words, targets, scored):
-    """A model that gives every target its id as nll."""
-    return torch.where(scored, targets.float(), 0.0)
-
-
-def batch(targets, scored):
-    targets = torch.tensor([targets])
-    return Batch(targets, targets, torch.tensor([scored]))
-
-
-def test_only_scored_tokens_count():
-    batches = [batch([1, 2, 3], [True, False, True]), batch([5, 7], [False, True])]
-    sums = score_sums(id_as_nll, batches, "cpu")
-    assert sums == Sums(nll=11.0, tokens=3, words=3)
-    assert sums.nats_per_token == pytest.approx(11 / 3)
-    assert sums.perplexity == pytest.approx(math.exp(11 / 3))
-
-
-def test_pieces_add_up_to_words():
-    ends_word = torch.tensor([True, True, False, True])
-    sums = score_sums(id_as_nll, [batch([2, 1, 2, 3], [True] * 4)], "cpu", ends_word)
-    assert (sums.tokens, sums.words) == (4, 2)
-    assert sums.perplexity == pytest.approx(math.exp(8 / 2))
-
-
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_numbers():
     torch.manual_seed(0)
@@ -222,7 +195,3 @@ def test_reports_progress_for_every_token_once(model):
         scored(model, tokens, block=8, context=3)
     assert {(label, total) for label, _, total in events} == {("scoring x", len(tokens.ids))}
     assert sum(done for _, done, _ in events) == len(tokens.ids)
-    events.clear()
-    with on_progress(lambda *event: events.append(event)):
-        score_sums(model.nll, cut(tokens, block=8).epoch(0), "cpu")
-    assert sum(done for _, done, _ in events) >= len(tokens.ids)

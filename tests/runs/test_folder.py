@@ -1,3 +1,4 @@
+import resource
 import shutil
 
 import pytest
@@ -46,7 +47,7 @@ def test_records_versions_and_resumptions(copy, word_data):
     assert versions.text == word_data.split("train").sha256
     assert versions.vocabulary == word_data.vocabulary.hash
     assert versions.latest is versions
-    copy.open(copy.config(), word_data, update=4)
+    copy.record_start(copy.config(), word_data, 4, "cpu")
     assert [resumed.update for resumed in copy.versions().resumed] == [4]
     assert copy.versions().latest.update == 4
     assert max(line.update for line in copy.log()) == 4
@@ -86,6 +87,19 @@ def test_trims_the_log(path):
     assert read_lines(path) == LINES
     trim(path, 2)
     assert read_lines(path) == LINES[:3]
+
+
+def test_a_full_disk_leaves_no_partial_line(path):
+    # A file size limit fails like a full disk.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            append_line(path, report(4, 4.0, 3.5))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    append_line(path, report(5, 5.0, 3.0))
+    assert read_lines(path) == [*LINES, report(5, 5.0, 3.0)]
 
 
 def test_rejects_damaged_log_lines(path):

@@ -43,7 +43,7 @@ def test_no_commit_without_git(project, monkeypatch):
 
 
 def test_provenance_lists_packages_vocabulary_and_text(word_data):
-    found = provenance(word_data)
+    found = provenance(word_data, "cpu")
     assert found.packages["zipflm"] == zipflm.__version__
     assert (found.text, found.vocabulary) == (
         word_data.split("train").sha256,

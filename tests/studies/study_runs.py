@@ -16,7 +16,7 @@ from zipflm.config import PLAIN, Blocks
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.protocol import ScoringProtocol
-from zipflm.runs.checkpoint import Contents
+from zipflm.runs.checkpoint import Contents, save
 from zipflm.runs.folder import RunFolder, append_line
 from zipflm.runs.load import load_run
 from zipflm.runs.records import Position, Report, SinceReport, TrainingState, Validation
@@ -189,7 +189,7 @@ class FakeTrainer:
         self.trained.append(config.name.split("/")[1])
         print("a line of the trainer")
         run = RunFolder(out)
-        run.open(config, data, 0)
+        run.record_start(config, data, 0, "cpu")
         if self.trained[-1] == self.diverges:
             raise ValueError("the loss is not finite")
         last = config.training.max_updates
@@ -220,7 +220,8 @@ class FakeTrainer:
             valid=validation(last, 2.0, self.valid),
         )
         weights = {"fake": torch.zeros(2)}
-        run.save(Contents(weights, {}, state, config, data.vocabulary, data.codes, PLAIN))
+        contents = Contents(weights, {}, state, config, data.vocabulary, data.codes, PLAIN)
+        save(run.checkpoints_path, contents)
         return True
 
 

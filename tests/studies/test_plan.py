@@ -174,5 +174,5 @@ def test_bands_keep_the_dtype_of_a_started_study(data, tmp_path):
     bands = {"preset": "wikitext-2", "bands": ("5/10/30", "10/10/20")}
     first = plans_for(data, tmp_path, **bands)[0]
     held = replace(first.config, training=replace(first.config.training, dtype="float32"))
-    first.run.open(held, first.data, 0)
+    first.run.record_start(held, first.data, 0, "cpu")
     assert {p.config.training.dtype for p in plans_for(data, tmp_path, **bands)} == {"float32"}

@@ -170,6 +170,20 @@ def test_writes_tensorboard_events(tmp_path):
     assert {"train/perplexity", "valid/perplexity", "valid/nats_per_word"} <= {*names}
 
 
+def test_a_resumed_run_replaces_later_tensorboard_events(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for done, losses in ((0, {5: 3.0, 10: 2.0, 15: 1.5}), (5, {10: 2.5})):
+        log = Log(RunFolder(tmp_path), max_updates=20, tensorboard=True)
+        log.start(done)
+        for update, loss in losses.items():
+            log.report(replace(REPORT, update=update, loss=loss))
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")
+    assert [(event.step, event.value) for event in events] == [(5, 3.0), (10, 2.5)]
+
+
 MEASURED = {"seconds", "cpu_seconds", "seconds_left", "tokens_per_second", "data_share", "memory"}
 LENGTH = [
     "training.max_updates=17",

@@ -16,8 +16,8 @@ from zipflm.training.stream import Stream, block_at, blocks_of
 TOKENS = TokenArray.of(np.array_split(np.arange(4, 304), 40))
 
 
-def make_config(*, break_mode="none", tokens=32, **training):
-    config = preset("tiny", "ADP-T")
+def make_config(label="ADP-T", *, break_mode="none", tokens=32, **training):
+    config = preset("tiny", label)
     batches = replace(config.batches, break_mode=break_mode, tokens=tokens, block=16)
     return replace(config, batches=batches, training=replace(config.training, **training))
 
@@ -92,6 +92,19 @@ def test_pads_batches_for_compiled_models(block=7):
             assert batch.words.shape == (32 // block, block)
             assert torch.equal(batch.targets[batch.scored], expected.targets[expected.scored])
             assert torch.equal(batch.words[batch.scored], expected.words[expected.scored])
+
+
+def test_padded_unique_tokens_never_shrink_for_compiled_models():
+    config = make_config("CNN", break_mode="sentence", compile=True)
+    tokens = TokenArray.of([[5] * length + [2] for length in (15, 7)] + [range(5, 20)])
+    process = Process(0, 1, torch.device("cpu"))
+    with closing(Stream(config, tokens, process, Position(), 16)) as batches:
+        sizes = []
+        for batch in (batches.next() for _ in range(20)):
+            assert torch.equal(batch.unique.ids_U[batch.unique.indices_BT], batch.words)
+            assert batch.inputs is batch.unique
+            sizes.append(len(batch.unique.ids_U))
+    assert sizes == sorted(sizes) and len({*sizes}) < 3
 
 
 @given(st.lists(st.integers(1, 20), max_size=3, unique=True), st.booleans(), st.integers(1, 60))

@@ -1,6 +1,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from training_runs import (
 from zipflm.data.prepare import Options, prepare
 from zipflm.runs import provenance
 from zipflm.runs.folder import RunFolder
-from zipflm.training import parallel, step
+from zipflm.training import checkpointing, parallel, step, trainer
 
 
 @pytest.mark.parametrize(("every", "updates"), [(0, [7]), (3, [3, 6, 7])])
@@ -54,14 +55,14 @@ def test_trains_without_a_valid_set(word_data, tmp_path, monkeypatch):
 
 
 def test_a_failed_save_ends_the_run_only_at_its_end(word_data, tmp_path, monkeypatch, capsys):
-    save, fails = RunFolder.save, {4, 8}
+    save, fails = checkpointing.save, {4, 8}
 
-    def full(self, contents):
+    def full(root, contents):
         if contents.state.update in fails:
             raise OSError(28, "No space left on device")
-        return save(self, contents)
+        return save(root, contents)
 
-    monkeypatch.setattr(RunFolder, "save", full)
+    monkeypatch.setattr(checkpointing, "save", full)
     options = ["training.max_updates=8", "training.checkpoint_every=2"]
     with pytest.raises(OSError, match=r"could not save update 8 .*update-00000006; free"):
         run(word_data, tmp_path / "run", *options, keep=0)
@@ -99,6 +100,22 @@ def test_resumes_bit_for_bit_across_epochs_and_stages(word_data, tmp_path):
     shutil.rmtree(tmp_path / "part" / "checkpoints" / "update-00000020")
     run(word_data, tmp_path / "part", *common, resume=True)
     assert_same(weights(tmp_path / "part"), weights(tmp_path / "whole"))
+
+
+def test_resumes_a_character_cnn_bit_for_bit(word_data, tmp_path, request):
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(2)  # the order of sums then depends on the shapes
+
+    def train(out, updates, **options):
+        length = f"training.max_updates={updates}"
+        base = [setting for setting in SMALL if not setting.startswith("input.")]
+        config = config_of(word_data, length, preset="tiny/CNN", base=base)
+        trainer.train(config, word_data, tmp_path / out, device="cpu", **options)
+
+    train("whole", 12)
+    train("halves", 6)
+    train("halves", 12, resume=True)
+    assert_same(weights(tmp_path / "halves"), weights(tmp_path / "whole"))
 
 
 def state_of(out, update):
@@ -214,9 +231,10 @@ def test_stretches_the_schedule_to_the_epochs(word_data, tmp_path):
     assert made.schedule.first_cycle == round(ratio * requested.schedule.first_cycle)
 
 
-def test_rejects_epochs_with_max_updates(word_data):
+@pytest.mark.parametrize("updates", [7, 200])  # 200 is the value of the preset
+def test_rejects_epochs_with_max_updates(word_data, updates):
     with pytest.raises(ValueError, match=r"training\.epochs"):
-        config_of(word_data, "training.epochs=1", "training.max_updates=7")
+        config_of(word_data, "training.epochs=1", f"training.max_updates={updates}")
 
 
 NOTHING_LEARNED = ["schedule.max_lr=0", "schedule.min_lr=0", "schedule.warmup_from=0"]

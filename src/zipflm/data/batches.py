@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,13 +87,11 @@ def _hash(labels: NDArray[np.int64]) -> Numbers:
     return mixed ^ (mixed >> np.uint64(32))
 
 
+_PREFETCHED = 4
+"""Number of batches that `prefetch` assembles in advance."""
+
 _MAX_BATCHES_PER_STEP, _MAX_ROWS_PER_STEP = 64, 1 << 14
 """Maximum number of batches and rows to compute at once: NumPy is slow on single batches."""
-
-_UNIQUE_SIZES = 16
-"""Sizes of `unique` are multiples of 1/16 of the batch, because a model is compiled for each."""
-_UNIQUE_MARGIN = 1.125
-"""Extra space, so that a later batch rarely needs a larger size."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,9 @@ class Batch:
         """Inputs of the model: `unique` if it is set, else `words`."""
         return self.words if self.unique is None else self.unique
 
-    def with_unique_tokens(self, min_size: int = 0) -> Batch:
-        """Return a batch with `unique` filled in, padded to at least `min_size` tokens."""
-        return replace(self, unique=unique_tokens(self.words, min_size))
+    def with_unique_tokens(self) -> Batch:
+        """Return a batch with `unique` filled in."""
+        return replace(self, unique=unique_tokens(self.words))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -136,14 +133,8 @@ class Batch:
         return Batch(function(self.words), function(self.targets), function(self.scored), unique)
 
 
-def unique_tokens(words_BT: Tensor, min_size: int = 0) -> UniqueTokens:
-    """Return the distinct tokens, padded to one of a few sizes, at least `min_size`."""
-    ids, indices_BT = torch.unique(words_BT, return_inverse=True)
-    size = min_size
-    if len(ids) > min_size:
-        step = -(-words_BT.numel() // _UNIQUE_SIZES)
-        size = math.ceil(_UNIQUE_MARGIN * len(ids) / step) * step
-    return UniqueTokens(torch.cat([ids, ids[-1:].expand(size - len(ids))]), indices_BT)
+def unique_tokens(words_BT: Tensor) -> UniqueTokens:
+    return UniqueTokens(*torch.unique(words_BT, return_inverse=True))
 
 
 def batch_of(ids: NDArray[Any], windows: Windows) -> Batch:
@@ -263,32 +254,20 @@ class Batches:
             yield windows[end - size : end]
 
 
-def prefetch(
-    batches: Iterable[Batch],
-    device: torch.device | str,
-    *,
-    ahead: int = 4,
-    find_unique_tokens: bool = False,
-) -> Generator[Batch]:
-    """Yield batches on a device. A thread assembles up to `ahead` of them in advance.
+def prefetch(batches: Iterable[Batch], device: torch.device | str) -> Generator[Batch]:
+    """Yield batches on a device. A thread assembles a few of them in advance.
 
-    `find_unique_tokens` fills in their `unique` field. Closing the generator stops the thread.
+    Closing the generator stops the thread.
     """
     device, remaining = torch.device(device), iter(batches)
-    num_unique = 0  # never shrinks: every new size would compile the model again
 
     def load() -> Batch | None:
-        nonlocal num_unique
         batch = next(remaining, None)
-        if batch is not None and find_unique_tokens:
-            batch = batch.with_unique_tokens(num_unique)
-            assert batch.unique is not None
-            num_unique = len(batch.unique.ids_U)
         return batch.pin_memory() if batch is not None and device.type == "cuda" else batch
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="zipflm-loader")
     try:
-        waiting = deque(thread.submit(load) for _ in range(ahead))
+        waiting = deque(thread.submit(load) for _ in range(_PREFETCHED))
         while (batch := waiting.popleft().result()) is not None:
             waiting.append(thread.submit(load))
             yield batch.to(device, non_blocking=True)

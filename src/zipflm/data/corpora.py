@@ -17,10 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from zipflm.data.folder import SPLITS
+from zipflm.data.scan import ProgressCallback
 from zipflm.storage import TEMPORARY_REMEDY, atomic_write, file_hash, report_full_disk
-
-Report = Callable[[str, int, int | None], None]
-"""Called with the current task, the number of bytes just processed, and the total if known."""
 
 EMBEDDED = "state-of-the-union"
 _TIMEOUT_SECONDS = 30
@@ -86,7 +84,7 @@ CORPORA: dict[str, Corpus] = {
 
 @contextmanager
 def corpus_texts(
-    name: str, cache: Path, report: Report = lambda task, done, total: None
+    name: str, cache: Path, report: ProgressCallback = lambda task, done, total: None
 ) -> Iterator[dict[str, list[Path]]]:
     """Yield the text files of each split. They are removed on exit.
 

@@ -151,7 +151,12 @@ def _segments(
             "offsets"
         )
     bounds = np.array([0, len(ids)]) if offsets is None else offsets.astype(np.int64)
-    if bounds[0] != 0 or bounds[-1] != len(ids) or np.any(bounds[:-1] > bounds[1:]):
+    if (
+        not len(bounds)
+        or bounds[0] != 0
+        or bounds[-1] != len(ids)
+        or np.any(bounds[:-1] > bounds[1:])
+    ):
         raise ValueError(
             f"{source}: offsets must be sorted, from 0 to {len(ids)}, the number of ids; sequence "
             "i is ids[offsets[i]:offsets[i + 1]]"

@@ -19,7 +19,6 @@ import numpy as np
 from zipflm.config import PLAIN, Splitting, Unit
 from zipflm.data import dask
 from zipflm.data.bpe import Codes
-from zipflm.data.corpora import Report
 from zipflm.data.encoding import Encoding, word_digests
 from zipflm.data.folder import (
     CODES_FILE,
@@ -35,7 +34,7 @@ from zipflm.data.folder import (
     VocabularyMetadata,
 )
 from zipflm.data.items import ARRAYS, are_arrays, item_names, load_names, scan_arrays
-from zipflm.data.scan import Errors, MapInOrder, Scan, map_in_processes, scan
+from zipflm.data.scan import Errors, MapInOrder, ProgressCallback, Scan, map_in_processes, scan
 from zipflm.data.text import (
     UTF_8,
     check_encoding,
@@ -112,7 +111,7 @@ def prepare(
     *,
     processes: int = 1,
     scheduler: str | None = None,
-    report: Report = lambda task, done, total: None,
+    report: ProgressCallback = lambda task, done, total: None,
 ) -> DataFolder:
     """Create the data folder `out` from text.
 
@@ -212,7 +211,7 @@ def _read(
     into: Scan,
     options: Options,
     map_in_order: MapInOrder,
-    report: Report,
+    report: ProgressCallback,
 ) -> None:
     total = stored_size(texts)
 
@@ -263,7 +262,7 @@ def _write_split(
     scanned: Scan,
     vocabulary: Vocabulary,
     codes: Codes | None,
-    report: Report,
+    report: ProgressCallback,
 ) -> SplitMetadata:
     """Write the token file of a split and return its entry for data.json."""
     words = scanned.words

@@ -34,6 +34,9 @@ from zipflm.data.text import CHUNK_BYTES, ENCODING_HINT, UTF_8, Chunk, chunks
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Called with the current task, the number of bytes, tokens or hypotheses just done, and the total
+if known. An exception raised by the callback stops the task."""
 
 Rename = Callable[[list[str]], list[str]]
 """Replaces the words of a chunk with other names."""

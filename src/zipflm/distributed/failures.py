@@ -32,8 +32,8 @@ _PAUSE = 0.2
 _RESUME = "run the command again (zipflm train needs --resume to continue)"
 
 
-class Group:
-    """All processes of a run, seen from one of them."""
+class Watchdog:
+    """Watches all processes of a run from one of them."""
 
     def __init__(self, rank: int, world_size: int, attempt: str) -> None:
         self._rank, self._ranks = rank, range(world_size)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zipflm.distributed import STALL_SECONDS
-from zipflm.distributed.failures import Group, describe_error, list_problems
+from zipflm.distributed.failures import Watchdog, describe_error, list_problems
 from zipflm.storage import LOCK
 
 _GRACE = 20.0
@@ -44,7 +44,7 @@ class Process:
     rank: int
     world_size: int
     device: torch.device
-    group: Group | None = field(default=None, compare=False)
+    watchdog: Watchdog | None = field(default=None, compare=False)
     """None for a single process."""
 
     @property
@@ -98,8 +98,8 @@ class Process:
             yield
 
     def agree(self, problem: str) -> str:
-        """See `Group.agree`."""
-        return self.group.agree(problem) if self.group is not None else problem
+        """See `Watchdog.agree`."""
+        return self.watchdog.agree(problem) if self.watchdog is not None else problem
 
     def require_same(self, values: dict[str, object], remedy: str) -> None:
         """Raise ValueError in every process if the values differ. The message names the first
@@ -166,7 +166,7 @@ def resolve_device(name: str | None) -> str:
     return name
 
 
-_group: Group | None = None
+_watchdog: Watchdog | None = None
 """Shared by nested calls of `started`."""
 
 
@@ -178,12 +178,14 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
     if available. With several processes, all end if one of them fails or makes no progress for
     `stall_seconds` seconds.
     """
-    global _group
+    global _watchdog
     chosen = torch.device(resolve_device(device))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1 and chosen.type == "cuda":
         if chosen.index is not None:
             raise ValueError(f"device={device}: each process uses its own GPU; use cuda")
+        if "LOCAL_RANK" not in os.environ:
+            raise ValueError("LOCAL_RANK: not set; start several processes with torchrun")
         chosen = torch.device(resolve_device(f"cuda:{os.environ['LOCAL_RANK']}"))
     if chosen.index is not None and chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -191,7 +193,7 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
         yield Process(0, 1, chosen)
         return
     if dist.is_initialized():
-        yield Process(dist.get_rank(), world_size, chosen, _group)
+        yield Process(dist.get_rank(), world_size, chosen, _watchdog)
         return
     timeout = timedelta(seconds=stall_seconds)
     # The type stubs of torch lack stores.
@@ -206,14 +208,14 @@ def started(device: str | None = None, stall_seconds: float = STALL_SECONDS) -> 
         world_size=world_size,
         timeout=timeout,
     )
-    _group = group = Group(rank, world_size, attempt)
+    _watchdog = watchdog = Watchdog(rank, world_size, attempt)
     try:
-        yield Process(rank, world_size, chosen, group)
-        group.leave()
+        yield Process(rank, world_size, chosen, watchdog)
+        watchdog.leave()
     except Exception as error:
-        group.end(error)
+        watchdog.end(error)
     finally:
-        _group = None
+        _watchdog = None
         dist.destroy_process_group()
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-ProgressCallback = Callable[[str, int, int | None], None]
-"""Called with a label, the number of tokens just done, and the total if known. `zipflm score`
-counts bytes and `zipflm rescore` hypotheses instead of tokens.
-
-An exception raised by the callback stops the scoring."""
+from zipflm.data.scan import ProgressCallback
 
 _callback: ContextVar[ProgressCallback | None] = ContextVar("callback", default=None)
 _label: ContextVar[str] = ContextVar("label", default="scoring")

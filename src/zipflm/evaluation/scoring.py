@@ -6,8 +6,8 @@ context only goes through the decoder. Memory use depends only on the batch size
 nll per token. Results are copied to the host asynchronously, so that the device does not wait for
 the host.
 
-`score_sums` only computes totals, for validation during training. Perplexity is always per word:
-the nll of the pieces of a word is summed, so that BPE and word models can be compared.
+Perplexity is always per word: the nll of the pieces of a word is summed, so that BPE and word
+models can be compared.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from zipflm.memory.mixing import MemoryStream, Mixture
 from zipflm.memory.specs import Memories
 from zipflm.model.decoders.constant_state import RowStates
 from zipflm.model.language_model import LanguageModel
-from zipflm.model.precision import Precision, autocast, dtype_of_sums
-from zipflm.runs.records import Sums
+from zipflm.model.precision import Precision, autocast
 
 Ids = NDArray[np.int64]
 
@@ -263,31 +262,3 @@ def _collect(batch: _PendingBatch, nll: NDArray[np.float32]) -> int:
     values = batch.values.numpy()
     nll[batch.positions] = values
     return int(np.count_nonzero(~np.isfinite(values)))
-
-
-@torch.no_grad()
-def score_sums(
-    nll: Callable[[Any, Tensor, Tensor], Tensor],
-    batches: Iterable[Batch],
-    device: torch.device | str,
-    ends_word: Tensor | None = None,
-) -> Sums:
-    """Return the total nll and the numbers of scored tokens and words.
-
-    `nll(inputs, targets, scored)` returns the nll of a batch, with 0 for tokens that are not
-    scored. `ends_word` [V] marks the ids that end a word; by default all do. The caller switches
-    the model to evaluation mode. The host waits for the device once, at the end.
-    """
-    dtype = dtype_of_sums(device)
-    totals = torch.zeros(3, dtype=dtype, device=device)
-    if ends_word is not None:
-        ends_word = ends_word.to(device)
-    for batch in batches:
-        report_progress(batch.words.numel(), None)
-        batch = batch.to(device, non_blocking=True)
-        ends = batch.scored if ends_word is None else batch.scored & ends_word[batch.targets]
-        totals[0] += nll(batch.inputs, batch.targets, batch.scored).sum(dtype=dtype)
-        totals[1] += batch.scored.sum()
-        totals[2] += ends.sum()
-    total, tokens, words = totals.tolist()
-    return Sums(total, int(tokens), int(words))

@@ -6,7 +6,7 @@ input and output layers, so that factorizations stay comparable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -91,9 +91,15 @@ def resolve(
         input, output = _scale(config.input, ratio), _scale(config.output, ratio)
         config = replace(config, vocab_size=vocab_size, input=input, output=output)
     # In one call, because overrides can change cutoffs that exceed the vocabulary.
-    changed = override(config, [*overrides, f"vocab_size={vocab_size}"])
+    return with_overrides(config, [*overrides, f"vocab_size={vocab_size}"])
+
+
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """Apply overrides. Raises ValueError if they set both `epochs` and `max_updates`."""
+    changed = override(config, overrides)
+    keys = [assignment.partition("=")[0] for assignment in overrides]
     require(
-        not changed.training.epochs or changed.training.max_updates == config.training.max_updates,
+        not changed.training.epochs or "training.max_updates" not in keys,
         "training.epochs",
         changed.training.epochs,
         "cannot be combined with training.max_updates; set one of them",

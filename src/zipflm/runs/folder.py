@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +21,15 @@ from zipflm.storage import atomic_write_text, new_folder, sole_writer
 
 
 def append_line(path: Path, line: LogLine) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(as_json(line, LogLine, indent=None) + "\n")
+    """Append a line to a log. After an OSError, no part of it is left."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(as_json(line, LogLine, indent=None) + "\n")
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def read_lines(path: Path) -> list[LogLine]:
@@ -134,6 +142,14 @@ class RunFolder:
     def best(self) -> Checkpoint | None:
         """Return the undamaged checkpoint with the lowest loss on the full validation set, or None
         if no checkpoint has one."""
+        for checkpoint in self._by_loss():
+            with suppress(ValueError, OSError):
+                checkpoint.verify()
+                return checkpoint
+        return None
+
+    def _by_loss(self) -> list[Checkpoint]:
+        """Return the checkpoints with a recorded loss on the full validation set, lowest first."""
         scored: list[tuple[float, Checkpoint]] = []
         for checkpoint in self.checkpoints():
             with suppress(ValueError, OSError):  # damaged, or on a bad disk
@@ -141,11 +157,7 @@ class RunFolder:
                 valid = state.valid if isinstance(state, TrainingState) else None
                 if valid is not None and valid.nats_per_word is not None:
                     scored.append((valid.nats_per_word, checkpoint))
-        for _, checkpoint in sorted(scored, key=lambda pair: pair[0]):
-            with suppress(ValueError, OSError):
-                checkpoint.verify()
-                return checkpoint
-        return None
+        return [checkpoint for _, checkpoint in sorted(scored, key=lambda pair: pair[0])]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -159,12 +171,12 @@ class RunFolder:
                 self._clean()
             yield
 
-    def open(
+    def record_start(
         self,
         config: Config,
         data: DataFolder,
         update: int,
-        device: str = "",
+        device: str,
         origin: Origin | None = None,
     ) -> None:
         """Write the config and versions when a run starts or resumes after `update`.
@@ -185,18 +197,16 @@ class RunFolder:
         # Written last, because it marks the folder as a run.
         write_record(self._config_path, config)
 
-    def save(self, contents: Contents) -> Checkpoint:
-        return save(self.checkpoints_path, contents)
-
     def prune(self, keep: int) -> None:
         """Remove all checkpoints except the newest `keep` and the best; 0 keeps all.
 
         Call this only if the weights of the newest checkpoint are known to be good.
         """
         old = self.checkpoints()[keep:] if keep > 0 else []
-        best = self.best() if old else None
+        # Verifying the best one would read all of it at every save.
+        best = [checkpoint.path for checkpoint in self._by_loss()[:1]] if old else []
         for checkpoint in old:
-            if best is None or checkpoint.path != best.path:
+            if checkpoint.path not in best:
                 checkpoint.remove()
 
     def set_aside(self, update: int) -> Iterator[Path]:

@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).parents[1]
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "triton")
 
 
-def provenance(data: DataFolder, device: str = "") -> Provenance:
+def provenance(data: DataFolder, device: str) -> Provenance:
     """Return the provenance of a run that starts or resumes now."""
     return Provenance(
         python=platform.python_version(),

@@ -101,7 +101,7 @@ class Validation:
     words: int
     blocks: Blocks
     share: float = 1.0
-    """Fraction of the words in the validation set that were scored."""
+    """Approximate fraction of the words in the validation set that were scored."""
 
 
 LogLine = Annotated[Report | Validation, ByKind()]

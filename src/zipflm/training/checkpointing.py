@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from zipflm.distributed.processes import Process
-from zipflm.runs.checkpoint import Contents, checkpoint_path
+from zipflm.runs.checkpoint import Contents, checkpoint_path, save
 from zipflm.runs.records import TrainingState, Validation
 from zipflm.runs.sharded import ShardWriter
 from zipflm.training import optimizers
@@ -144,7 +144,7 @@ def _try_save(run: Run, contents: Contents) -> OSError | None:
         for tensors in (contents.weights, contents.optimizer)
     )
     try:
-        run.folder.save(replace(contents, weights=weights, optimizer=optimizer))
+        save(run.folder.checkpoints_path, replace(contents, weights=weights, optimizer=optimizer))
     except OSError as error:
         return error
     return None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class Log:
         """Open the TensorBoard log if requested. Start the bar if stdout is a terminal. `update` is
         the number of updates done."""
         if self._tensorboard:
-            self._events = _event_writer(self._run.path / "tensorboard")
+            self._events = _event_writer(self._run.path / "tensorboard", update)
         self._bar.reset(self._task, start=True, total=self._max_updates, completed=update)
         self._bar.start()
         if self._has_bar:
@@ -208,7 +209,7 @@ def _report_parts(line: Report) -> list[str]:
     ]
     if line.flop_utilisation is not None:
         parts.append(f"{line.flop_utilisation:.1%} of peak")
-    parts.append(f"left {_duration(line.seconds_left)}")
+    parts.append(f"left {timedelta(seconds=round(line.seconds_left))}")
     if line.compiled is False:
         parts.append("NOT COMPILED")
     if line.skipped:
@@ -222,13 +223,7 @@ def _number(value: float | None, digits: int = 2) -> str:
     return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"
 
 
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-def _event_writer(path: Path) -> Any:
+def _event_writer(path: Path, update: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -236,4 +231,5 @@ def _event_writer(path: Path) -> Any:
             "training.tensorboard=true: TensorBoard is not installed; pip install tensorboard, or "
             "leave this setting off: log.jsonl has the same numbers"
         ) from None
-    return SummaryWriter(path)
+    # Hides events after `update` that an interrupted run has written.
+    return SummaryWriter(path, purge_step=update + 1)

@@ -117,12 +117,12 @@ def open_run(
     process.require_shared(folder.path)
     done = latest.update if latest else 0
 
-    def open_folder() -> None:
-        folder.open(config, data, done, throughput.device_name(process.device), origin)
+    def record_start() -> None:
+        folder.record_start(config, data, done, throughput.device_name(process.device), origin)
         for path in folder.set_aside(done) if latest else ():
             log.info(f"moved the damaged checkpoint to {path}")
 
-    process.run_on_first(open_folder)
+    process.run_on_first(record_start)
     for line in overview(config, process):
         log.info(line)
     warnings = [high_end_warning(config)]

@@ -8,9 +8,11 @@ When the block length changes, training continues from about the same point of t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count
 
+import torch
 import torch.nn.functional as F
 
 from zipflm.config import Config
@@ -18,7 +20,13 @@ from zipflm.data.batches import Batch, Batches, prefetch
 from zipflm.data.token_file import TokenArray
 from zipflm.data.vocabulary import PAD
 from zipflm.distributed.processes import Process
+from zipflm.model.inputs import UniqueTokens
 from zipflm.runs.records import Position
+
+_UNIQUE_SIZES = 16
+"""Padded sizes of `unique` are multiples of 1/16 of the batch."""
+_UNIQUE_MARGIN = 1.125
+"""Extra space, so that a later batch rarely needs a larger size."""
 
 
 def block_at(config: Config, update: int) -> int:
@@ -104,7 +112,10 @@ class Stream:
         if config.training.compile and config.batches.blocks.has_one_length:
             shape = config.batches.tokens // block, block
             own = (_pad(batch, *shape) for batch in own)
-        self._batches = prefetch(own, process.device, find_unique_tokens=config.input.spells_words)
+        if config.input.spells_words:
+            own = (batch.with_unique_tokens() for batch in own)
+            own = _pad_unique(own) if config.training.compile else own
+        self._batches = prefetch(own, process.device)
 
     @property
     def position(self) -> Position:
@@ -123,9 +134,8 @@ class Stream:
 
     def use_block(self, block: int) -> None:
         """Continue with blocks of this length."""
-        if block != self.block:
-            self.close()
-            self._open(self.position, block)
+        self.close()
+        self._open(self.position, block)
 
     def next(self) -> Batch:
         """Return the next batch of this process. All processes must call this the same number of
@@ -155,3 +165,16 @@ def _pad(batch: Batch, num_rows: int, block: int) -> Batch:
         F.pad(batch.targets, pad, value=PAD),
         F.pad(batch.scored, pad, value=False),
     )
+
+
+def _pad_unique(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Pad `unique` to one of a few sizes that never shrink. The model is compiled for each size."""
+    size = 0
+    for batch in batches:
+        assert batch.unique is not None
+        ids_U, indices_BT = batch.unique
+        if len(ids_U) > size:
+            step = -(-batch.words.numel() // _UNIQUE_SIZES)
+            size = math.ceil(_UNIQUE_MARGIN * len(ids_U) / step) * step
+        padded = torch.cat([ids_U, ids_U[-1:].expand(size - len(ids_U))])
+        yield replace(batch, unique=UniqueTokens(padded, indices_BT))

@@ -14,7 +14,7 @@ import torch
 from zipflm.config import Config
 from zipflm.data.batches import Batch
 from zipflm.data.folder import DataFolder
-from zipflm.distributed import STALL_SECONDS, processes
+from zipflm.distributed import processes
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import Report, Sums
@@ -37,7 +37,6 @@ def train(
     keep: int = 3,
     device: str | None = None,
     other_text: bool = False,
-    stall_seconds: float = STALL_SECONDS,
     full_validation: bool = True,
     initial: Checkpoint | None = None,
 ) -> bool:
@@ -48,9 +47,8 @@ def train(
 
     With `resume`, the run continues from its newest valid checkpoint, or starts if it has none;
     `other_text` allows a different training text. The newest `keep` checkpoints (0: all) and the
-    best one are kept. All processes stop if one of them makes no progress for `stall_seconds`
-    seconds. Without `full_validation`, validation scores only the sample used for the learning
-    curve. A new run starts from the weights of `initial`, if given.
+    best one are kept. Without `full_validation`, validation scores only the sample used for the
+    learning curve. A new run starts from the weights of `initial`, if given.
 
     Raises ValueError if the input is invalid, memory runs out or training diverges, and OSError if
     a file cannot be read or written. Saved checkpoints stay intact.
@@ -61,7 +59,7 @@ def train(
     config = checks.epochs_to_updates(config, data)
     folder = RunFolder(out)
     with (
-        processes.started(device, stall_seconds) as process,
+        processes.started(device) as process,
         StopSignal(is_single_process=process.world_size == 1) as stop,
         process.enter_on_first(folder.lock()),
     ):

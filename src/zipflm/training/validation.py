@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from zipflm.data.batches import Batches, prefetch
 from zipflm.data.token_file import TokenArray
-from zipflm.evaluation.scoring import score_sums
 from zipflm.model.precision import autocast, dtype_of_sums
 from zipflm.runs.records import Sums, Validation
-from zipflm.training import parallel
+from zipflm.training import parallel, step
 from zipflm.training.setup import Run
 
 _STRETCHES = 16
@@ -105,18 +104,18 @@ def _score(run: Run, tokens: TokenArray) -> Sums:
         rank=process.rank,
         world_size=process.world_size,
     )
-    ends_word = torch.from_numpy(run.data.ends_word) if run.config.batches.unit == "bpe" else None
     # FSDP gathers weights in the forward of the scorer. Otherwise the model is called directly.
     sharded = parallel.is_sharded(learner.scorer)
-    nll = learner.scorer if sharded else learner.model.nll
+    score = learner.scorer if sharded else learner.model.nll
     learner.model.eval()
-    with autocast(learner.precision, process.device):
-        loaded = prefetch(
-            batches.epoch(0), process.device, find_unique_tokens=run.config.input.spells_words
-        )
-        sums = score_sums(nll, loaded, process.device, ends_word)
+    own = batches.epoch(0)
+    if run.config.input.spells_words:
+        own = (batch.with_unique_tokens() for batch in own)
+    totals = torch.zeros(3, dtype=dtype_of_sums(process.device), device=process.device)
+    with torch.no_grad(), autocast(learner.precision, process.device):
+        for batch in prefetch(own, process.device):
+            nll = score(batch.inputs, batch.targets, batch.scored).sum(dtype=totals.dtype)
+            totals += step.sums_of(learner, batch, nll)
     learner.model.train()
-    local = torch.tensor([sums.nll, sums.tokens, sums.words], dtype=torch.float64)
-    local = local.to(process.device, dtype_of_sums(process.device))
-    total, num_tokens, num_words = process.all_reduce(local).tolist()
+    total, num_tokens, num_words = process.all_reduce(totals).tolist()
     return Sums(total, int(num_tokens), int(num_words))

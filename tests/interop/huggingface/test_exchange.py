@@ -68,6 +68,12 @@ def test_export_keeps_the_splitting(word_data, tmp_path):
     assert load_run(tmp_path / "back").splitting == splitting
 
 
+def test_exports_a_renamed_checkpoint(runs, tmp_path):
+    shutil.copytree(load_run(runs["SM"]).checkpoint.path, tmp_path / "mine")
+    export_run(tmp_path / "mine", tmp_path / "hf")
+    assert import_run(tmp_path / "hf", tmp_path / "back") == load_run(runs["SM"]).config
+
+
 def test_exports_runs_of_items(tmp_path):
     draw = random.Random(1)
     sessions = [" ".join(str(draw.randrange(40)) for _ in range(8)) for _ in range(30)]

@@ -105,7 +105,7 @@ def model_of(run: LoadedRun) -> ZipfForCausalLM:
             f"input.predicted_words={run.config.num_predicted}: not supported by transformers, "
             "where models predict every word; export a model without it"
         )
-    config = ZipfConfig.of(run.config, updates=run.checkpoint.update)
+    config = ZipfConfig.of(run.config, updates=run.checkpoint.state().update)
     model = ZipfForCausalLM(config, run.model)
     model.eval()
     config.architectures = [type(model).__name__]
