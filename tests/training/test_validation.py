@@ -56,6 +56,14 @@ def test_uses_the_whole_text_if_it_is_short(lines, share):
     assert part(tokens, share) is tokens
 
 
+def test_a_small_set_is_scored_completely(word_data, tmp_path):
+    """A tenth of it would be a few words without context."""
+    words = word_data.split("valid").words
+    assert words < 2_000
+    run(word_data, tmp_path, "training.validate_share=0.1", "training.max_updates=2")
+    assert [(line.words, line.share) for line in validations(tmp_path)] == [(words, 1)]
+
+
 def test_validation_is_short_compared_with_training(word_data, tmp_path, monkeypatch):
     monkeypatch.setattr("zipflm.training.validation._MIN_WORDS", 1)
     run(word_data, tmp_path, "training.validate_every=2", "training.max_updates=6")
@@ -65,7 +73,10 @@ def test_validation_is_short_compared_with_training(word_data, tmp_path, monkeyp
     assert found[-1].words == word_data.split("valid").words
 
 
-def test_scores_the_whole_set_at_checkpoints_and_at_the_end(word_data, tmp_path, capsys):
+def test_scores_the_whole_set_at_checkpoints_and_at_the_end(
+    word_data, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("zipflm.training.validation._MIN_WORDS", 1)
     run(word_data, tmp_path, *PART, "training.checkpoint_every=4", keep=0)
     found = validations(tmp_path)
     assert [(line.update, line.share) for line in found] == [

@@ -21,7 +21,8 @@ _TRAINED_PER_SCORED = 4
 """Minimum number of tokens trained on per word scored in the sample. Scoring a token costs a third
 of training on it, so the sample takes less than a tenth of the time."""
 _MIN_WORDS = 2_000
-"""The limit on the sample is never below this many words, even if scoring them takes longer."""
+"""Minimum size of the sample, even if scoring it takes longer. A smaller sample would consist of
+words without context."""
 
 
 def validate(run: Run, *, full: bool) -> Validation | None:
@@ -48,10 +49,10 @@ def validate(run: Run, *, full: bool) -> Validation | None:
 
 def _share(run: Run) -> float:
     """Return the fraction of the validation set to sample."""
-    training = run.config.training
+    training, words = run.config.training, run.data.split("valid").words
     trained = (training.validate_every or training.max_updates) * training.tokens_per_update
-    max_words = max(_MIN_WORDS, trained / _TRAINED_PER_SCORED)
-    return min(training.validate_share, max_words / run.data.split("valid").words)
+    sample = min(training.validate_share * words, trained / _TRAINED_PER_SCORED)
+    return max(sample, _MIN_WORDS) / words
 
 
 def sample_of(tokens: TokenArray, share: float, ends_word: NDArray[np.bool_]) -> TokenArray:
