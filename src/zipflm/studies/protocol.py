@@ -43,12 +43,15 @@ def describe_request(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
 def describe_training(words: DataFolder, plans: Sequence[Plan], process: Process) -> dict[str, str]:
     """Describe the data, training and devices of a study."""
     configs = [plan.config.training for plan in plans]
-    updates = _join_distinct(f"{config.max_updates:,}" for config in configs)
+    updates = sorted({config.max_updates for config in configs})
+    updates_text = " to ".join(
+        f"{number:,}" for number in dict.fromkeys(updates[:1] + updates[-1:])
+    )
     tokens = _join_distinct(f"{config.tokens_per_update:,}" for config in configs)
     optimizer = _join_distinct(type(config.optimizer).__name__ for config in configs)
     on_cuda = process.device.type == "cuda"
     return describe_data(words) | {
-        "training": f"{updates} updates of {tokens} tokens each, {optimizer}",
+        "training": f"{updates_text} updates of {tokens} tokens each, {optimizer}",
         "seeds": ", ".join(str(seed) for seed in sorted({plan.seed for plan in plans})),
         "devices": f"{process.world_size} x {device_name(process.device)}",
         "threads per process": str(torch.get_num_threads()),

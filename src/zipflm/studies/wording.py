@@ -110,7 +110,8 @@ def tiles(study: Study) -> list[tuple[str, str, str]]:
         (millions(small.num_params), small.label, "fewest parameters"),
     ]
     times = {row.label: t for row in study.finished if (t := row.mean("seconds")) is not None}
-    if times and not any(row.ran_uncompiled for row in study.finished):
+    is_timed = study.protocol.get("held equal", "").startswith("seconds")
+    if times and not is_timed and not any(row.ran_uncompiled for row in study.finished):
         fast = min(times, key=lambda label: times[label])
         description = "shortest training time, without compilation"
         figures.append((duration(times[fast]), fast, description))
