@@ -99,7 +99,7 @@ def test_rejects_invalid_requests(data, changes, message):
 
 def test_missing_sub_word_data_error_suggests_remedies(tmp_path):
     data = make_data(tmp_path, twin=False)
-    with pytest.raises(ValueError, match=r"--bpe 32000 --out .*data/bpe\), or train only "
+    with pytest.raises(ValueError, match=r"--bpe 6 --out .*data/bpe\), or train only "
                        "SM, SM-T, ASM, CNN, ADP, ADP-T"):  # fmt: skip
         plans_for(data)
 
