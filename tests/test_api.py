@@ -183,3 +183,11 @@ def test_example_uses_only_public_names(tmp_path, capsys, monkeypatch):
 def test_compare_rejects_strings_for_lists(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name}=lstm: must be a list"):
         zipflm.compare(data=tmp_path, preset="toy", out=tmp_path / "study", **{name: "lstm"})
+
+
+def test_vocabulary_of_the_bundled_model(texts, tmp_path):
+    files = {"valid": texts / "valid.txt", "words": "words"}
+    data = zipflm.prepare(**files, vocabulary="state-of-the-union", out=tmp_path / "data")
+    assert data.vocabulary.hash == zipflm.load("state-of-the-union").vocabulary.hash
+    with pytest.raises(OSError, match="nowhere"):
+        zipflm.prepare(**files, vocabulary="nowhere", out=tmp_path / "none")

@@ -78,7 +78,7 @@ def prepare(
     training = _sources(texts)
     if ids and training:
         raise ValueError(f"{training[0]}: cannot be combined with ids; use either text or ids")
-    if vocabulary is not None and not Path(vocabulary).is_file():
+    if vocabulary is not None and (Path(vocabulary).is_dir() or _is_bundled(vocabulary)):
         vocabulary, codes_in_folder = _vocabulary_files(Path(vocabulary))
         bpe_codes = codes_in_folder if bpe_codes is None else bpe_codes
     options = Options(
@@ -354,7 +354,11 @@ def report(
     if not paths:
         raise ValueError("runs: empty; give a run, a list of runs or a study")
     source, target = _path(data), Path(out)
-    if all(map(is_study, paths)):
+    studies = [path for path in paths if is_study(path)]
+    if studies and len(studies) < len(paths):
+        other = next(path for path in paths if path not in studies)
+        raise ValueError(f"{other}: not a study like {studies[0]}; give only studies or only runs")
+    if studies:
         if context_sizes or block is not None or choice is not None:
             raise ValueError(
                 f"{paths[0]}: a study is redrawn from its saved scores; for other contexts, blocks "
@@ -422,6 +426,12 @@ def _choice(checkpoint: Choice | str | None) -> Choice | None:
     from zipflm.runs.folder import parse_choice
 
     return parse_choice(checkpoint)
+
+
+def _is_bundled(name: Source) -> bool:
+    from zipflm.runs.folder import MODELS
+
+    return not Path(name).exists() and (MODELS / name).is_dir()
 
 
 def _vocabulary_files(folder: Path) -> tuple[Path, Path | None]:

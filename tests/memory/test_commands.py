@@ -59,7 +59,7 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
         (["evaluate", "--split", "valid", "--memory", "nowhere"], "--memory nowhere: not a store"),
         (
             ["evaluate", "--split", "valid", *["--memory", "cache"] * 2],
-            "--memory cache:200,weight=0.0",
+            "--memory cache:200",
         ),
         (["memory", "tune", "--split", "test"], "--split test: tuning on test"),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
@@ -81,6 +81,8 @@ def test_compare_scores_members_with_and_without_a_cache(data, tmp_path):
     request = {"data": data, "preset": "tiny", "factorizations": ["ADP-T"], "device": "cpu"}
     with pytest.raises(ValueError, match="memory=store: only a cache"):
         zipflm.compare(changes, **request, out=tmp_path / "none", memory=["store"])
+    with pytest.raises(ValueError, match="memory=cache:2000: given twice"):
+        zipflm.compare(changes, **request, out=tmp_path / "none", memory=["cache", "cache:2000"])
     out = tmp_path / "study"
     study = zipflm.compare(changes, **request, out=out, memory=["cache:30"]).study
     assert [row.label for row in study.rows] == ["ADP-T", "ADP-T + cache:30"]

@@ -87,7 +87,9 @@ def test_combines_seeds_with_equal_seconds(study_of, data, tmp_path):
         settings["training"]["max_updates"] += 1
         settings["training"]["schedule"]["warmup_updates"] += 1
         config.write_text(json.dumps(settings))
-    assert len(redraw(studies, data, tmp_path / "combined").rows[0].scored) == 2
+    rows = redraw(studies, data, tmp_path / "combined").rows
+    assert [len(row.scored) for row in rows] == [2, 2]
+    assert all(row.curve[-1].valid_loss is not None for row in rows)
 
 
 def test_a_failed_seed_is_replaced(study_of, data, tmp_path):
@@ -116,6 +118,8 @@ def test_report_command_redraws_a_study(without_weights, data, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out) == table
     with pytest.raises(ValueError, match="redrawn from its saved scores"):
         app(["report", *arguments, "--block", "32"], standalone_mode=False)
+    with pytest.raises(ValueError, match="typo: not a study like"):
+        app(["report", str(tmp_path / "typo"), *arguments], standalone_mode=False)
 
 
 def test_redraws_an_interrupted_study(data, tmp_path, capsys):
@@ -139,6 +143,18 @@ def test_redraw_errors_name_the_damaged_file(without_weights, data, tmp_path):
     shutil.rmtree(member)
     with pytest.raises(ValueError, match="seed-1: this run of the study is missing"):
         redraw([without_weights], data, tmp_path / "b")
-    (without_weights / "table.json").write_text('{"rows": [{"model": "SM"}]}')
-    with pytest.raises(ValueError, match="table.json: damaged or written by another version"):
+    path = without_weights / "table.json"
+    table = json.loads(path.read_text())
+    for damaged in (
+        {"rows": [{"model": "SM"}]},
+        table | {"rows": [{"model": "SM", "members": [{}]}]},
+        table | {"protocol": ["a"]},
+        table | {"protocol": {"held equal": 5}},
+        table | {"title": 5},
+    ):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match="table.json: damaged or written by another version"):
+            redraw([without_weights], data, tmp_path / "c")
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="table.json: damaged"):
         redraw([without_weights], data, tmp_path / "c")

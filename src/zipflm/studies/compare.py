@@ -265,8 +265,9 @@ def dry_run(request: Request, *, device: str | None = None) -> None:
 def _make_plans(request: Request, process: Process) -> tuple[DataFolder, list[Plan], list[Setting]]:
     words = open_words(request.data)
     scored_splits(words)
-    for memory in request.memory:
-        cache_settings(memory)
+    caches = [cache_settings(memory) for memory in request.memory]
+    if len(set(caches)) < len(caches):
+        raise ValueError(f"memory={request.memory[-1]}: given twice; give each memory once")
     if request.memory and process.world_size > 1:
         raise ValueError("memory: a cache needs the full text in one process; run without torchrun")
     grid = parse_grid(request.grid)

@@ -27,7 +27,7 @@ from zipflm.runs.folder import RunFolder, curve_of
 from zipflm.runs.load import LoadedRun, load_run
 from zipflm.runs.records import LogLine, Report, Versions
 from zipflm.settings import from_dict, load_object, to_dict
-from zipflm.storage import atomic_write, atomic_write_text
+from zipflm.storage import atomic_write, atomic_write_text, file_hash
 from zipflm.studies.bins import FloatArray, IntArray
 from zipflm.studies.plan import Plan, path_name, training_seconds
 from zipflm.units import LARGEST_LOSS, perplexity
@@ -217,9 +217,9 @@ def _key(
 
 
 def _tuned_cache(run: Path) -> str:
-    """Return the settings that `zipflm memory tune` wrote for a run, or an empty string."""
+    """Return the hash of the settings that `zipflm memory tune` wrote for a run, if any."""
     path = run / CACHE_FILE
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return file_hash(path) if path.is_file() else ""
 
 
 def _save(path: Path, key: dict[str, Any], scores: WordScores) -> None:

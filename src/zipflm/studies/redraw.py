@@ -5,16 +5,15 @@ Needs `table.json`, the data folder, and the config, log, versions and saved sco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from zipflm.config import Config
 from zipflm.data.folder import DataFolder
-from zipflm.messages import read_file
 from zipflm.runs.folder import RunFolder
-from zipflm.settings import from_dict, load_object
+from zipflm.settings import from_dict, read_value
 from zipflm.storage import sole_writer
 from zipflm.studies.members import StudyMember, make_member, saved_scores
 from zipflm.studies.plan import (
@@ -50,43 +49,57 @@ def redraw(studies: Sequence[Path], data: Path, out: Path) -> Study:
         redrawn = build_study(
             members,
             split_text(words, splits[-1]),
-            title=saved[0].title,
-            dataset=saved[0].dataset,
+            title=saved[0].header.title,
+            dataset=saved[0].header.dataset,
             protocol=_joined_protocol(saved, members),
-            tried=[tried for study in saved for tried in study.tried],
+            tried=_joined_tried(saved),
         )
         write_report(redrawn, out)
         return redrawn
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SavedStudy:
-    path: Path
+class _Header:
+    """The entries of `table.json` that are not computed from the members."""
+
     title: str
     dataset: str
-    protocol: dict[str, str]
-    tried: list[Tried]
+    protocol: Mapping[str, str]
+    tried: tuple[Tried, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SavedStudy:
+    path: Path
+    header: _Header
     members: list[StudyMember]
+
+    def about(self, name: str) -> str:
+        """Return an entry of the protocol."""
+        return self.header.protocol.get(name, "")
 
 
 def _saved_study(path: Path, words: DataFolder, splits: Sequence[str]) -> _SavedStudy:
-    table = load_object(read_file(path / TABLE))
+    table = read_value(dict[str, Any], path / TABLE)
     try:
-        title, dataset, protocol = table["title"], table["dataset"], table["protocol"]
-        tried = [from_dict(Tried, entry) for entry in table["tried"]]
-        plans = [
-            _saved_plan(path, row, member, words)
-            for row in table["rows"]
-            for member in row["members"]
-        ]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path / TABLE}: damaged or written by another version of zipflm ({error!r}); "
-            "run the compare command of the study again to rewrite it"
-        ) from None
-    members = [_saved_member(plan, problem, words, splits) for plan, problem in plans]
-    return _SavedStudy(
-        path=path, title=title, dataset=dataset, protocol=protocol, tried=tried, members=members
+        header = from_dict(_Header, {field.name: table[field.name] for field in fields(_Header)})
+        entries = [(row, member) for row in table["rows"] for member in row["members"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, error) from None
+    members = []
+    for row, member in entries:
+        try:
+            plan, problem = _saved_plan(path, row, member, words)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _damaged(path, error) from None
+        members.append(_saved_member(plan, problem, words, splits))
+    return _SavedStudy(path=path, header=header, members=members)
+
+
+def _damaged(study: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{study / TABLE}: damaged or written by another version of zipflm ({error!r}); run the "
+        "compare command of the study again to rewrite it"
     )
 
 
@@ -149,14 +162,14 @@ def _require_same_study(saved: Sequence[_SavedStudy], members: Sequence[StudyMem
     first = saved[0]
     for study in saved[1:]:
         for name in ("preset", "recipe", "held equal", "tuned"):
-            ours, theirs = study.protocol.get(name, ""), first.protocol.get(name, "")
+            ours, theirs = study.about(name), first.about(name)
             if ours != theirs:
                 raise ValueError(
                     f"{study.path}: {name}: {ours or 'none'}, but {theirs or 'none'} in "
                     f"{first.path}; combine studies of the same command"
                 )
     can_differ = {"training.seed", *RESULT_NEUTRAL}
-    if first.protocol["held equal"].startswith("seconds"):  # depends on the speed of the machine
+    if first.about("held equal").startswith("seconds"):  # depends on the speed of the machine
         can_differ |= {"training.max_updates"}
         can_differ |= {"training.schedule.warmup_updates", "training.schedule.first_cycle"}
     by_label: dict[str, list[StudyMember]] = {}
@@ -182,9 +195,18 @@ def _joined_protocol(
     saved: Sequence[_SavedStudy], members: Sequence[StudyMember]
 ) -> dict[str, str]:
     """Return the protocol of all studies: all different values of every entry."""
-    names = dict.fromkeys(name for study in saved for name in study.protocol)
-    values = {
-        name: dict.fromkeys(s.protocol[name] for s in saved if name in s.protocol) for name in names
-    }
+    names = dict.fromkeys(name for study in saved for name in study.header.protocol)
+    values = {name: dict.fromkeys(filter(None, (s.about(name) for s in saved))) for name in names}
     seeds = ", ".join(str(seed) for seed in sorted({member.seed for member in members}))
     return {name: "; ".join(texts) for name, texts in values.items()} | {"seeds": seeds}
+
+
+def _joined_tried(saved: Sequence[_SavedStudy]) -> list[Tried]:
+    """Return the tuning results of all studies; with several, the seed is added to the settings."""
+    return [
+        replace(tried, setting=f"{tried.setting} (seed {study.about('seeds').split(',')[0]})")
+        if len(saved) > 1
+        else tried
+        for study in saved
+        for tried in study.header.tried
+    ]

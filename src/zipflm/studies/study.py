@@ -93,8 +93,10 @@ class ModelRow:
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
         """Mean over the seeds that have a result, at the updates that all of them have. Without a
-        result, over all seeds."""
+        result, over all seeds. If seeds differ in their number of updates, that of the first."""
         members = self.scored or self.members
+        if len({member.updates for member in members}) > 1:
+            return members[0].curve
         curves = [{p.update: p for p in member.curve} for member in members if member.curve]
         shared = [u for u in curves[0] if all(u in c for c in curves)] if curves else []
         return tuple(_mean_point([c[update] for c in curves]) for update in shared)
