@@ -317,8 +317,10 @@ def _stream(prompt: str, texts: Iterable[str]) -> None:
     """Print a text word by word, with one newline at the end."""
     printed = prompt
     echo(prompt, end="")
-    for text in texts:
-        echo(text, end="")
-        printed = text or printed
-    if not printed.endswith("\n"):
-        echo("")
+    try:
+        for text in texts:
+            echo(text, end="")
+            printed = text or printed
+    finally:  # also before the message about an interruption
+        if not printed.endswith("\n"):
+            echo("")
