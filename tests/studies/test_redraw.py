@@ -92,6 +92,15 @@ def test_combines_seeds_with_equal_seconds(study_of, data, tmp_path):
     assert all(row.curve[-1].valid_loss is not None for row in rows)
 
 
+def test_tuning_results_name_their_seed(study_of, data, tmp_path):
+    studies = [study_of(seed, grid=("decoder.dropout=0.1",)) for seed in (1, 2)]
+    tried = redraw(studies, data, tmp_path / "combined").tried
+    assert [entry.setting for entry in tried[::2]] == [
+        "dropout=0.1 (seed 1)",
+        "dropout=0.1 (seed 2)",
+    ]
+
+
 def test_a_failed_seed_is_replaced(study_of, data, tmp_path):
     failed = shutil.copytree(study_of(1, seeds=2), tmp_path / "failed")
     table = json.loads((failed / "table.json").read_text())

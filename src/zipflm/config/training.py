@@ -209,8 +209,8 @@ class TrainingConfig(Checked):
     """Updates between validations (0: only at the end)."""
     validate_share: PositiveFraction = 1.0
     """Maximum fraction of the validation set to score during training. The sample is fixed, spread
-    over the full set, and limited to a quarter of the tokens trained on between validations (but at
-    least 2,000 words). The full set is scored at the end, and at validations that coincide with a
+    over the full set, and limited to a quarter of the tokens trained on between validations. It has
+    at least 2,000 words. The full set is scored at the end, and at validations that coincide with a
     checkpoint."""
     checkpoint_every: NonNegativeInt = 2_000
     """Updates between checkpoints (0: only at the end)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -172,22 +173,20 @@ def _require_same_study(saved: Sequence[_SavedStudy], members: Sequence[StudyMem
     if first.about("held equal").startswith("seconds"):  # depends on the speed of the machine
         can_differ |= {"training.max_updates"}
         can_differ |= {"training.schedule.warmup_updates", "training.schedule.first_cycle"}
-    by_label: dict[str, list[StudyMember]] = {}
+    firsts: dict[str, StudyMember] = {}
     for member in members:
-        other = by_label.setdefault(member.label, [member])[0]
-        by_label[member.label].append(member)
+        other = firsts.setdefault(member.label, member)
         for key, ours, theirs in different_settings(member.config, other.config):
             if key not in can_differ:
                 raise ValueError(
                     f"{member.run}: {key}={ours}, but {theirs} in {other.run}; combine studies "
                     "with the same settings"
                 )
-    every_seed = {member.seed for member in members}
-    for label, trained in by_label.items():
-        if missing := every_seed - {member.seed for member in trained}:
+    present = {(member.label, member.seed) for member in members}
+    for label, seed in product(firsts, sorted({member.seed for member in members})):
+        if (label, seed) not in present:
             raise ValueError(
-                f"{label}: no study has it with seed {min(missing)}; combine studies of the same "
-                "models"
+                f"{label}: no study has it with seed {seed}; combine studies of the same models"
             )
 
 
