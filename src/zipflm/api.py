@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zipflm.config import Config, Splitting
     from zipflm.data.folder import DataFolder
     from zipflm.evaluation.protocol import Evaluation
+    from zipflm.memory.specs import MemoryNames
     from zipflm.memory.store import StoreInfo
     from zipflm.memory.tuning import TuningResult
     from zipflm.runs.checkpoint import Checkpoint
@@ -238,7 +239,7 @@ def evaluate(
     device: str | None = None,
     dtype: str = "float32",
     checkpoint: Choice | str | None = None,
-    memory: str | Sequence[str] = (),
+    memory: MemoryNames = (),
 ) -> Evaluation:
     """Compute the perplexity of a run on a split (test by default) of `data`, or on a text file.
 
@@ -250,6 +251,7 @@ def evaluate(
     from zipflm.distributed import processes
     from zipflm.evaluation.evaluate import ScoringOptions
     from zipflm.evaluation.evaluate import evaluate as score
+    from zipflm.memory.specs import memory_names
 
     options = ScoringOptions(
         block=block,
@@ -258,7 +260,7 @@ def evaluate(
         batch_tokens=batch_tokens,
         device=device,
         dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
-        memory=(memory,) if isinstance(memory, str) else tuple(memory),
+        memory=memory_names(memory),
     )
     with processes.started(device) as process:
         return score(
@@ -495,7 +497,7 @@ def tune_memory(
     *,
     data: DataFolder | Source,
     split: str = "valid",
-    memory: str | Sequence[str] = "cache",
+    memory: MemoryNames = "cache",
     block: int | None = None,
     context: int | None = None,
     checkpoint: Choice | str | None = None,
@@ -506,13 +508,14 @@ def tune_memory(
     The values for a cache are saved in the run folder, those for a store in the store.
     """
     from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.memory.specs import memory_names
     from zipflm.memory.tuning import tune
     from zipflm.runs.load import LoadedRun, load_run
 
     return tune(
         run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
         _open(data),
-        [memory] if isinstance(memory, str) else memory,
+        memory_names(memory),
         split=split,
         options=ScoringOptions(block=block, context=context, device=device),
     )

@@ -85,6 +85,14 @@ def require_file(path: str | PathLike[str]) -> None:
         raise ValueError(f"{os.fspath(path)}: not a file; restore or remove it")
 
 
+def require_figure(path: Path) -> None:
+    """Raise ValueError if figures cannot be saved in the format of this suffix."""
+    from matplotlib.figure import Figure
+
+    if path.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
+        raise ValueError(f"{path}: unsupported file type; use .png, .svg or .pdf")
+
+
 def read_file(path: Path) -> bytes:
     """Read a file. Raises ValueError if it is not a file."""
     require_file(path)

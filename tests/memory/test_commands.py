@@ -47,6 +47,10 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
     found = json.loads(out)
     assert found["memory"] == [each["name"] for each in tuned["chosen"]]
     assert found["perplexity"] == pytest.approx(tuned["chosen"][-1]["perplexity"], rel=1e-5)
+    # In Python, paths can be given as such.
+    scores = zipflm.evaluate(run, data=data.path, split="valid", memory=[store, "cache"]).scores
+    assert scores.perplexity == pytest.approx(found["perplexity"], rel=1e-5)
+    assert zipflm.load(run, memory=store).engine.memories.names == (found["memory"][0],)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,7 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
             "--memory cache:200",
         ),
         (["memory", "tune", "--split", "test"], "--split test: tuning on test"),
+        (["memory", "tune", "--figure", "a.xyz"], "a.xyz: unsupported file type; use .png"),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
         (["memory", "build", "--out", "x", "--dtype", "int8"], "--dtype 'int8': choose from"),
         (["memory", "bild"], "No such command 'bild'. Did you mean 'build'?"),

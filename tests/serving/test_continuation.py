@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zipflm.language.decoding import SamplingOptions, TextInProgress
-from zipflm.language.detokenizer import Detokenizer
 
 SOME = "ba be noro boro bu"
 
@@ -13,7 +12,7 @@ def written(model, tokens, **options):
     options = {"max_words": None, "max_tokens": 100, "lines": 0} | options
     reader = model.reader
     text = TextInProgress(
-        reader, reader.prefix("ba"), Detokenizer(reader), SamplingOptions(**options)
+        reader, reader.prefix("ba"), reader.detokenizer(), SamplingOptions(**options)
     )
     deltas = []
     for token in tokens:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from zipflm.language.decoding import SamplingOptions, TextDecoder, TextInProgress
-from zipflm.language.detokenizer import Detokenizer
 
 PROMPTS = ["ba", "be noro boro", "bu ban bi ka ke", "mila"]
 DRAWN, NUCLEUS, GREEDY = {}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.0}
@@ -13,7 +12,7 @@ DRAWN, NUCLEUS, GREEDY = {}, {"temperature": 0.8, "top_p": 0.9}, {"temperature":
 def a_row(model, prompt, seed=0, max_tokens=10, choice=DRAWN):
     options = SamplingOptions(max_tokens=max_tokens, lines=0, seed=seed, max_words=None, **choice)
     return TextInProgress(
-        model.reader, model.reader.prefix(prompt), Detokenizer(model.reader), options
+        model.reader, model.reader.prefix(prompt), model.reader.detokenizer(), options
     )
 
 

@@ -91,6 +91,11 @@ def test_plots_against_seconds_without_compilation(drawn, tmp_path):
     }
 
 
+def test_dollar_signs_are_not_formulas(drawn, tmp_path):
+    lines, _ = drawn(write(tmp_path / "a$_$b", report(5, 1.0, 2.0)))
+    assert list(lines) == ["a$_$b, train"]
+
+
 def test_runs_with_equal_names_are_labeled_by_path(drawn, tmp_path):
     runs = [write(tmp_path / name / "run", report(5, 1.0, 2.0)) for name in ("a", "b")]
     lines, _ = drawn(*runs, write(tmp_path / "other", report(5, 1.0, 2.0)))

@@ -18,6 +18,7 @@ from zipflm.cli.app import (
     Run,
     Size,
     app,
+    arguments,
     cleanup_on_sigterm,
     command,
     echo,
@@ -38,6 +39,7 @@ app.add_typer(memory_app, name="memory")
     group=memory_app,
 )
 def build(
+    ctx: typer.Context,
     run: Run,
     *,
     data: Annotated[str, Option(help="Data folder whose tokens are stored.")],
@@ -67,19 +69,7 @@ def build(
     from zipflm import api
 
     with cleanup_on_sigterm(), show_progress():
-        store = api.build_memory(
-            run,
-            data=data,
-            out=out,
-            split=split,
-            max_keys=max_keys,
-            dtype=dtype,
-            index=index,
-            block=block,
-            context=context,
-            checkpoint=checkpoint,
-            device=device,
-        )
+        store = api.build_memory(**arguments(ctx))
     echo(f"{out}: {store.plan.keys:,} keys of {store.plan.dim} numbers, {store.plan.dtype}")
     if store.recall is not None:
         echo(f"the index finds {store.recall:.1%} of the 1,024 nearest keys")
@@ -92,6 +82,7 @@ def build(
     group=memory_app,
 )
 def tune(
+    ctx: typer.Context,
     run: Run,
     *,
     data: Annotated[str, Option(help="Data folder to tune on.")],
@@ -117,18 +108,13 @@ def tune(
 
     from zipflm import api
     from zipflm.memory.tuning import draw_windows
+    from zipflm.messages import require_figure
 
+    if figure is not None:
+        require_figure(Path(figure))
     with show_progress():
-        result = api.tune_memory(
-            run,
-            data=data,
-            split=split,
-            memory=memory or ["cache"],
-            block=block,
-            context=context,
-            checkpoint=checkpoint,
-            device=device,
-        )
+        options = arguments(ctx, "figure", "as_json") | {"memory": memory or ["cache"]}
+        result = api.tune_memory(**options)
     if as_json:
         echo(json.dumps(asdict(result), indent=1))
     else:

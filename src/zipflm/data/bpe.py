@@ -28,6 +28,9 @@ _MAX_REPEATS = 10_000
 _MAX_LEARNED_CHARS = 1_000
 """Longer words are ignored when learning, because the time is quadratic in the word length."""
 
+MAX_PIECES = 64
+"""Maximum number of pieces per word in searches and generated texts."""
+
 Merge = tuple[str, str]
 
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from zipflm.config.checks import Bound, Checked, NonNegativeFloat, NonNegativeInt
+from zipflm.data.bpe import MAX_PIECES
+from zipflm.data.detokenizer import Detokenizer
 from zipflm.data.vocabulary import UNKNOWN
 from zipflm.evaluation.documents import Likely
-from zipflm.language.detokenizer import Detokenizer, join_pieces, last_line
 from zipflm.language.engine import Engine, non_finite_error
-from zipflm.language.next_words import MAX_PIECES
-from zipflm.language.text import Ids, TextReader
+from zipflm.language.text import Ids, TextReader, last_line
 from zipflm.memory.mixing import Mixture
 from zipflm.model.kv_cache import KeyValueCache
 from zipflm.model.recorded_step import RecordedStep
@@ -184,9 +184,8 @@ class TextInProgress:
         offsets = self._detokenizer.offsets[-len(self._current_word) :]
         for drawn, offset in zip(self._current_word, offsets, strict=True):
             self._tokens.append(GeneratedToken(*drawn, offset))
-        names = [self._reader.vocabulary.words[token] for token, _, _ in self._current_word]
         logprob = sum(logprob for _, logprob, _ in self._current_word)
-        self._words.append(GeneratedWord(join_pieces(names), logprob, text))
+        self._words.append(GeneratedWord(self._detokenizer.word, logprob, text))
         self._num_words += 1
         self._current_word = []
 
@@ -275,6 +274,8 @@ class TextDecoder:
         dropped = {index for index, row in enumerate(self.rows) if row in leaving}
         order = self._cache.drop(dropped)
         self.rows = [self.rows[index] for index in order]
+        if not self.rows:
+            self._recorded = None  # frees the cache it refers to
         indices_N = self._tensor(order)
         self._hidden_ND = self._hidden_ND[indices_N]
         if self._memory is not None:
@@ -434,7 +435,7 @@ class TextGenerator:
         self._decoder = TextDecoder(engine, reader, use_cuda_graph=True)
         self._rows = []
         for index in range(num):
-            detokenizer = Detokenizer(reader, last_line(encoded), prompt[-1:].isspace())
+            detokenizer = reader.detokenizer(last_line(encoded), prompt[-1:].isspace())
             row = TextInProgress(reader, encoded.ids, detokenizer, options, index=index)
             self._rows.append(row)
 

@@ -72,7 +72,7 @@ def advance(
             memories = engine.memories.rows(size)
             memories.join([past for row in rows if (past := after[row]._past) is not None])
             nll = memories.lookup(hidden).nll(nll, targets.where(targets < size, UNKNOWN))
-        logprobs[rows] -= nll.double().cpu().numpy()
+        logprobs[rows] -= nll.cpu().double().numpy()
         for row, id in zip(rows, next_ids, strict=True):
             after[row] = _after(engine, after[row], id)
     if not np.isfinite(logprobs).all():

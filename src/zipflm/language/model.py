@@ -36,7 +36,6 @@ from zipflm.language.decoding import (
     SamplingOptions,
     TextGenerator,
 )
-from zipflm.language.detokenizer import Detokenizer
 from zipflm.language.engine import Engine, scored_documents
 from zipflm.language.incremental import TextState, advance, start
 from zipflm.language.next_words import (
@@ -46,7 +45,7 @@ from zipflm.language.next_words import (
     require_no_nan,
 )
 from zipflm.language.text import EncodedText, ScoredText, TextReader, WordStatistics, nll_per_word
-from zipflm.memory.specs import open_memories
+from zipflm.memory.specs import MemoryNames, memory_names, open_memories
 from zipflm.messages import quoted, unquoted
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import is_checkpoint
@@ -69,7 +68,7 @@ def load(
     dtype: torch.dtype | str = torch.float32,
     block: int | None = None,
     context: int | None = None,
-    memory: str | Sequence[str] = (),
+    memory: MemoryNames = (),
 ) -> TrainedModel:
     """Load a trained model.
 
@@ -84,8 +83,9 @@ def load(
     from `zipflm memory build`.
     """
     choice = parse_choice(checkpoint)
-    memory = (memory,) if isinstance(memory, str) else tuple(memory)
-    options = ScoringOptions(block=block, context=context, device=device, memory=memory)
+    options = ScoringOptions(
+        block=block, context=context, device=device, memory=memory_names(memory)
+    )
     exported = _exported_path(path)
     if exported is None:
         run = load_run(path, choice)
@@ -217,7 +217,7 @@ class TrainedModel:
     def decode(self, ids: Iterable[int]) -> str:
         """Convert ids to text. `</s>` becomes a line end, and ids outside the vocabulary become
         `<unk>`."""
-        detokenizer, size = Detokenizer(self.reader), len(self.vocabulary)
+        detokenizer, size = self.reader.detokenizer(), len(self.vocabulary)
         known = (id if 0 <= id < size else UNKNOWN for id in ids)
         return "".join(map(detokenizer.add, known)) + detokenizer.finish()
 

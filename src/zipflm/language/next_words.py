@@ -11,14 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zipflm.data.bpe import join
+from zipflm.data.bpe import MAX_PIECES, join
 from zipflm.data.vocabulary import END, UNKNOWN
 from zipflm.language.engine import Engine, non_finite_error
 from zipflm.language.text import Ids, TextReader
 from zipflm.model.sampling import most_likely
-
-MAX_PIECES = 64
-"""Maximum number of pieces per word in searches and generated texts."""
 
 
 class LikelyWord(NamedTuple):

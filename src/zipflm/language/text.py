@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Unit
+from zipflm.data.detokenizer import Detokenizer
 from zipflm.data.encoding import EncodedWord, TextEncoder
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.evaluation.protocol import ScoringProtocol
@@ -106,6 +107,9 @@ class TextReader:
         unless it ends with a line end."""
         return self.text(prefix, ends=False).ids
 
+    def detokenizer(self, line: Sequence[str] = (), is_tight: bool = False) -> Detokenizer:
+        return Detokenizer(self.encoder, self.ends_word, line, is_tight)
+
     def is_encoding_of(self, word: str, ids: tuple[int, ...]) -> bool:
         """Return True if `word` is encoded as `ids`.
 
@@ -167,6 +171,12 @@ class TextReader:
             words.append(piece)
             is_open = not self.ends_word[piece.ids[-1]]
         return words
+
+
+def last_line(text: EncodedText) -> Sequence[str]:
+    """Return the words after the last line end."""
+    line_ends = np.flatnonzero(text.ids[text.starts] == END)
+    return text.words[line_ends[-1] + 1 if len(line_ends) else 0 :]
 
 
 def _lines(text: str) -> Iterator[_Line]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ _SOURCE_CONTEXT = 8
 CACHE_FILE = "cache.json"
 """Tuned settings of a cache, in the run folder."""
 
+MemoryNames = str | PathLike[str] | Sequence[str | PathLike[str]]
 T = TypeVar("T", CacheSettings, NeighborSettings)
 
 
@@ -38,6 +40,12 @@ class Tuned:
     """Perplexity per word with this memory and those in `after`."""
     after: tuple[str, ...] = ()
     """Memories mixed before this one."""
+
+
+def memory_names(given: MemoryNames) -> tuple[str, ...]:
+    """Return one or more specs or store folders as strings."""
+    names = [given] if isinstance(given, str | PathLike) else given
+    return tuple(fspath(name) for name in names)
 
 
 class Memories:

@@ -203,7 +203,7 @@ class _Recorder(MemoryStream):
 
     def probs(self) -> NDArray[np.float64]:
         """Return the probabilities per trial and token; NaN where a memory found nothing."""
-        return torch.cat(self._recorded, 1).double().cpu().numpy()
+        return torch.cat(self._recorded, 1).cpu().double().numpy()
 
 
 def draw_windows(result: TuningResult, out: Path) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zipflm.data.detokenizer import Detokenizer
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN
-from zipflm.language.detokenizer import Detokenizer, last_line
-from zipflm.language.text import EncodedText, Ids, TextReader
+from zipflm.language.text import EncodedText, Ids, TextReader, last_line
 from zipflm.messages import quoted
 from zipflm.serving.models import ServedModel
 from zipflm.serving.schemas import APIError, bad_request
@@ -45,7 +45,7 @@ class Prompt:
         return self.tokens[1:] if self.has_start else self.tokens
 
     def detokenizer(self, reader: TextReader) -> Detokenizer:
-        return Detokenizer(reader, self.words, self.is_tight)
+        return reader.detokenizer(self.words, self.is_tight)
 
 
 def encode(
@@ -142,7 +142,7 @@ def _offsets(reader: TextReader, encoded: EncodedText) -> list[int]:
 
 def _prompt_from_ids(reader: TextReader, ids: list[int]) -> Prompt:
     has_start = ids[:1] == [END]
-    detokenizer = Detokenizer(reader)
+    detokenizer = reader.detokenizer()
     text = "".join(map(detokenizer.add, ids[1:] if has_start else ids))
     is_within_word = detokenizer.is_within_word
     text += detokenizer.finish()

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from zipflm.messages import require_figure
 from zipflm.runs.folder import RunFolder
 from zipflm.runs.records import LogLine, Validation
 from zipflm.studies.members import learning_curve
@@ -17,12 +19,12 @@ from zipflm.units import perplexity
 X_AXES = {"update": "updates", "seconds": "seconds of training, without compilation"}
 
 
+@rc_context({"text.parse_math": False})  # names may contain dollar signs
 def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
     """Plot training and validation perplexity per word against `x`, a key of `X_AXES`."""
     if x not in X_AXES:
         raise ValueError(f"x={x!r}: choose from {', '.join(X_AXES)}")
-    if out.suffix.lstrip(".") not in Figure().canvas.get_supported_filetypes():
-        raise ValueError(f"{out}: unsupported file type; use .png, .svg or .pdf")
+    require_figure(out)
     logs = {_name(run, runs): _read(run) for run in runs}
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

@@ -100,6 +100,7 @@ _SETTINGS = {
     "grid.color": "#e3e4e8",
     "hatch.linewidth": 0.7,
     "legend.frameon": False,
+    "text.parse_math": False,  # names may contain dollar signs
     # Reproducible files with searchable text.
     "svg.hashsalt": "zipflm",
     "svg.fonttype": "none",

@@ -108,6 +108,13 @@ def test_decoded_text_is_readable(splitting):
     assert tokenizer.decode([1, 1, *ids, 1], skip_special_tokens=True) == "\n".join(joined)
 
 
+def test_words_of_a_word_model_keep_marks_of_pieces():
+    encoder = TextEncoder(_vocabulary(["a", "x@@", "@@"]))
+    ids = encoder.vocabulary.ids(["x@@", "@@", "a"]).tolist()
+    assert TextReader(encoder, "word").detokenizer().add(ids[0]) == "x@@"
+    assert ZipfTokenizer(encoder=encoder).decode([2, *ids]) == "\nx@@ @@ a"
+
+
 def test_decode_joins_pieces_and_adds_a_leading_space():
     tokenizer = TOKENIZERS[Splitting("words", False), "bpe"]
     encoded = {word: tokenizer(word, add_special_tokens=False).input_ids for word in PROSE.split()}

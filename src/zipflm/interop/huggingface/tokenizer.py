@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import NormalizedString, PreTokenizedString, Regex, Tokenizer
 from tokenizers.decoders import Decoder
 from tokenizers.models import WordLevel
@@ -29,7 +30,8 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from zipflm.config import PLAIN, Splitting, Unit
-from zipflm.data.bpe import Codes, join
+from zipflm.data.bpe import Codes
+from zipflm.data.detokenizer import Detokenizer
 from zipflm.data.encoding import TextEncoder
 from zipflm.data.folder import CODES_FILE, SPLITTING_FILE, VOCABULARY_FILE
 from zipflm.data.splitting import cache_short
@@ -131,8 +133,7 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
         if skip_special_tokens:
             ids = text_ids[:-1] if text_ids[-1:] == [END] else text_ids
             ids = ids if is_continuation else ids[1:]
-        names = [self.vocabulary.words[id] for id in ids]
-        return "".join(self._detokenizer.parts(names, is_continuation=is_continuation))
+        return "".join(self._decoder.parts(ids, is_continuation=is_continuation))
 
     def _save_pretrained(
         self,
@@ -187,11 +188,11 @@ class ZipfTokenizer(PreTrainedTokenizerFast):
 
     def _attach(self) -> None:
         self._tokenizer.pre_tokenizer = PreTokenizer.custom(_PreTokenizer(self.text_encoder))
-        self._tokenizer.decoder = Decoder.custom(self._detokenizer)
+        self._tokenizer.decoder = Decoder.custom(self._decoder)
 
     @property
-    def _detokenizer(self) -> _Detokenizer:
-        return _Detokenizer(self.text_encoder, self.unit)
+    def _decoder(self) -> _Decoder:
+        return _Decoder(self.text_encoder, self.unit)
 
 
 class _PreTokenizer:
@@ -247,43 +248,24 @@ def _slice(text: NormalizedString, start: int, end: int) -> NormalizedString:
     return part
 
 
-class _Detokenizer:
+class _Decoder:
     """Joins vocabulary entries into readable text."""
 
     def __init__(self, encoder: TextEncoder, unit: Unit) -> None:
-        self._splitter, self._unit = encoder.splitter, unit
+        self._encoder = encoder
+        vocabulary = encoder.vocabulary
+        is_word = np.ones(len(vocabulary), dtype=np.bool_)
+        self._ends_word = vocabulary.ends_word if unit == "bpe" else is_word
 
     def decode_chain(self, names: list[str]) -> list[str]:
         """Return the parts of a text. Called by the library."""
-        return self.parts(names)
+        return self.parts(map(self._encoder.vocabulary.id, names))
 
-    def parts(self, names: list[str], *, is_continuation: bool = False) -> list[str]:
+    def parts(self, ids: Iterable[int], *, is_continuation: bool = False) -> list[str]:
         """Return the parts of a text. Set `is_continuation` if other words precede it."""
-        parts: list[str] = []
-        joiner = self._splitter.joiner()
-        if is_continuation:
-            joiner.add("word")  # any word
-        for word in self._join_pieces(names):
-            if word == SPECIALS[END]:
-                joiner = self._splitter.joiner()
-                parts.append("\n")
-            else:
-                parts.append(joiner.add(word))
-        return parts
-
-    def _join_pieces(self, names: list[str]) -> Iterator[str]:
-        """Yield words. If the last piece is missing, the last word is incomplete."""
-        if self._unit == "word":
-            yield from names
-            return
-        pieces: list[str] = []
-        for name in names:
-            pieces.append(name)
-            if not name.endswith(CONTINUES):
-                yield join(pieces)
-                pieces = []
-        if pieces:
-            yield join(pieces).removesuffix(CONTINUES)
+        line = ["word"] if is_continuation else []  # any word
+        detokenizer = Detokenizer(self._encoder, self._ends_word, line)
+        return [*map(detokenizer.add, ids), detokenizer.finish()]
 
 
 def _replace_text(part: NormalizedString, name: str) -> NormalizedString:
