@@ -48,7 +48,7 @@ def test_exact_search_does_not_depend_on_the_block_size(monkeypatch):
     keys, queries = unit(draw.normal(size=(6400, 8))), unit(draw.normal(size=(30, 8)))
     expected = -np.sort(-(queries @ keys.T))[:, :7]
     for most in (1 << 26, 600):  # the first in one block, by groups
-        monkeypatch.setitem(neighbors._MAX_ELEMENTS, "cpu", most)
+        monkeypatch.setattr(neighbors, "_max_elements", lambda device, most=most: most)
         cosines, rows = exact_search(keys.astype(np.float32), torch.from_numpy(queries).float(), 7)
         np.testing.assert_allclose(cosines, expected, atol=1e-6)
         np.testing.assert_allclose((queries[:, None] * keys[rows]).sum(2), expected, atol=1e-6)

@@ -68,7 +68,8 @@ def keep_mask(like: Tensor, seed: Tensor, threshold: int) -> Tensor:
     keep = torch.empty(like.shape, dtype=torch.bool, device=like.device)
     if keep.numel():
         grid = (triton.cdiv(keep.numel(), 8 * _BLOCK),)
-        _keep_kernel[grid](keep, seed, keep.numel(), threshold, BLOCK=_BLOCK, num_warps=4)
+        with torch.cuda.device_of(keep):  # Triton launches kernels on the current GPU
+            _keep_kernel[grid](keep, seed, keep.numel(), threshold, BLOCK=_BLOCK, num_warps=4)
     return keep
 
 
@@ -121,7 +122,8 @@ def relu_dropout(x: Tensor, bias: Tensor | None, seed: Tensor, threshold: int) -
     if x.numel():
         grid = (triton.cdiv(x.numel(), 8 * _BLOCK),)
         factor = scale(threshold)
-        _relu_kernel[grid](x, y, seed, x.numel(), threshold, factor, BLOCK=_BLOCK, num_warps=4)
+        with torch.cuda.device_of(x):
+            _relu_kernel[grid](x, y, seed, x.numel(), threshold, factor, BLOCK=_BLOCK, num_warps=4)
     return y
 
 

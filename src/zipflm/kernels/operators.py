@@ -10,7 +10,8 @@ Shapes: N tokens, E width, V words.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ must be contiguous, as declared to the compiler."""
 SumAndGradients = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """hidden_NE, weight_VE, targets_N, active_N -> the summed nll and the contiguous gradients of
 hidden and weight, the latter in `statistics_dtype`."""
+
+F = TypeVar("F", Forward, SumAndGradients)
 
 
 def can_skip_dispatch(*tensors: Tensor) -> bool:
@@ -88,6 +91,7 @@ def checked_ids(name: str, ids: Tensor, size: int, active: Tensor | None = None)
 
 def nll_operator(name: str, forward: Forward, backward: Backward) -> Nll:
     """Create a differentiable function that returns nll_N, registered as `zipflm::name`."""
+    forward = _on_its_device(forward)
     run_forward = torch.library.custom_op(f"zipflm::{name}", forward, mutates_args=())
     run_backward = torch.library.custom_op(f"zipflm::{name}_backward", backward, mutates_args=())
 
@@ -119,6 +123,7 @@ def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
     All rows of a sum have the same upstream gradient, so the gradients of the inputs are computed
     in the forward pass and only scaled in the backward pass.
     """
+    sum_and_gradients = _on_its_device(sum_and_gradients)
     run = torch.library.custom_op(f"zipflm::{name}", sum_and_gradients, mutates_args=())
 
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -149,6 +154,18 @@ def nll_sum_operator(name: str, sum_and_gradients: SumAndGradients) -> Nll:
         return total
 
     return linear_nll_sum
+
+
+def _on_its_device(function: F) -> F:
+    """Make the GPU of the inputs the current one, because Triton launches kernels there. A backward
+    pass does not need this: autograd selects the GPU."""
+
+    @wraps(function)
+    def run(*inputs: Tensor) -> Any:
+        with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
+            return function(*inputs)
+
+    return run
 
 
 def _differentiable_gradients(

@@ -24,8 +24,6 @@ from zipflm.config.checks import Checked, FractionBelowOne, PositiveInt
 from zipflm.memory.mixing import Matches, Temperature, unit_vectors
 from zipflm.memory.store import INDEX_FILE, Store
 
-_MAX_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Maximum number of cosines or key elements in memory at once."""
 _GROUP = 64
 """Group size for the first stage of top-k."""
 _MAX_SHARE_OF_FREE_MEMORY = 0.6
@@ -96,7 +94,7 @@ class Neighbors:
 
 def exact_search(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the cosines [N, K] of the nearest keys in descending order, and their rows."""
-    max_elements = _MAX_ELEMENTS.get(queries_ND.device.type, 1 << 26)
+    max_elements = _max_elements(queries_ND.device)
     size = max(max_elements // queries_ND.shape[1], k)
     parts = torch.split(queries_ND, max(max_elements // size, 1))
     best = [(part.new_empty(len(part), 0), part.new_empty(len(part), 0).long()) for part in parts]
@@ -109,6 +107,14 @@ def exact_search(keys: NDArray[Any] | Tensor, queries_ND: Tensor, k: int) -> tup
             best[index] = cosines_NK, both_rows_NK.gather(1, order_NK)
     cosines, rows = zip(*best, strict=True)
     return torch.cat(cosines), torch.cat(rows)
+
+
+def _max_elements(device: torch.device) -> int:
+    """Return the maximum number of cosines or key elements in memory at once."""
+    if device.type != "cuda":
+        return 1 << 26
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    return min(1 << 30, total // 64)  # with 4 to 8 bytes per element, at most an eighth
 
 
 def _cosines(queries_ND: Tensor, keys_SD: Tensor) -> Tensor:

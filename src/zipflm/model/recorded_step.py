@@ -29,7 +29,10 @@ class RecordedStep:
         device = cache.keys_LBHCK.device
         self._words_N1 = torch.zeros(cache.rows, 1, dtype=torch.int64, device=device)
         self._past = _FixedPast(cache)
-        self._graph = self._record() if device.type == "cuda" else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                self._graph = self._record()
 
     @property
     def fits(self) -> bool:
@@ -65,7 +68,7 @@ class RecordedStep:
                 self._run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._hidden_ND = self._run()
         return graph
 

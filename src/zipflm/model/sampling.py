@@ -69,18 +69,20 @@ def draw(
     >>> ids.shape, log_probs.shape
     (torch.Size([1]), torch.Size([1]))
     """
-    device = hidden_ND.device
+    # Apple GPUs have no float64.
+    device = torch.device("cpu") if hidden_ND.device.type == "mps" else hidden_ND.device
+    forbidden = None if forbidden is None else forbidden.to(device)
     if uniform is None:
         all_uniform_NT = torch.rand(len(hidden_ND), NUM_TRIES, dtype=torch.float64, device=device)
     else:
         all_uniform_NT = torch.tensor(uniform, dtype=torch.float64, device=device)
     chunks = []
     for rows, log_probs_NV in _chunks(output, hidden_ND, mix):
-        uniform_NT = all_uniform_NT[rows]
+        log_probs_NV, uniform_NT = log_probs_NV.to(device), all_uniform_NT[rows]
         ids_N = _draw(log_probs_NV, temperature, top_k, top_p, forbidden, uniform_NT)
         chunks.append((ids_N, log_probs_NV.gather(1, ids_N.unsqueeze(1)).squeeze(1)))
     ids, log_probs = zip(*chunks, strict=True)
-    return torch.cat(ids), torch.cat(log_probs)
+    return torch.cat(ids).to(hidden_ND.device), torch.cat(log_probs).to(hidden_ND.device)
 
 
 def _draw(
