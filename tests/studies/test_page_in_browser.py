@@ -58,11 +58,18 @@ def test_page_draws_charts_and_hides_models(open_page):
 
 
 def test_sorts_the_comparison_table(open_page):
-    browser = open_page(example.study())
+    study = example.study()
+    browser = open_page(study)
     first = "document.querySelector('table.comparison tbody tr').dataset.row"
     assert browser.evaluate(first) == "SM"
     browser.click("th[data-column='0'] button")
     assert browser.evaluate(first) == "ADP"
+    lowest = min(study.intervals, key=lambda label: study.intervals[label].low)
+    headers = "[...document.querySelectorAll('table.comparison th')]"
+    for title, expected in (("95% interval", lowest), ("vs. best", "ADP-T")):
+        header = f"{headers}.find((th) => th.innerText === {title!r})"
+        browser.evaluate(f"{header}.querySelector('button').click()")
+        assert browser.evaluate(first) == expected
     assert browser.evaluate("document.querySelector('th[data-column=\"1\"]').innerText") == "test"
 
 

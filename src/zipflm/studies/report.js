@@ -413,10 +413,12 @@ function sortTable(table, header) {
     const cell = row.querySelector(`[data-column="${column}"]`);
     return cell ? cell.dataset.value : "";
   };
+  const number = (value) => Number(value.split(" to ")[0]);  // the lower end of an interval
   const compare = (a, b) => {
     const [x, y] = [key(a), key(b)];
     if (x === "" || y === "") return (x === "") - (y === "");
-    const order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
+    const difference = number(x) - number(y);
+    const order = isNaN(difference) ? x.localeCompare(y) : difference;
     return down ? -order : order;
   };
   body.append(...[...body.rows].sort(compare));

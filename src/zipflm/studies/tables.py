@@ -148,6 +148,8 @@ def _difference_column(study: Study) -> Column:
     best, tied = study.ranked[0].label, study.tied_with_best
 
     def value(row: ModelRow) -> Value:
+        if row.label == best:
+            return 0.0
         difference = study.difference(row.label, best)
         return difference.as_perplexity.estimate - 1 if difference else None
 
