@@ -226,7 +226,7 @@ def _build(
             full_key = ".".join([key, *inner[0][0]])
             raise ValueError(f"{unquoted(full_key)}: {key} has no fields; set it directly")
         else:
-            values[name] = _parse_text(hints[name], direct[-1], key)
+            values[name] = parse_text(hints[name], direct[-1], key)
     for name in hints:
         if name not in values and name not in defaults(cls):
             key = where + name
@@ -267,7 +267,7 @@ def _values(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
-def _parse_text(hint: Any, text: str, key: str) -> Any:
+def parse_text(hint: Any, text: str, key: str) -> Any:
     try:
         return parse(hint, _split(hint, text), key, strict=False)
     except ValueError:

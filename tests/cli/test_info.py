@@ -47,6 +47,10 @@ def test_output_can_be_read_as_overrides(tmp_path):
     assert "decoder.num_layers=3 " in again
 
 
+def test_cutoffs_follow_the_vocabulary_size():
+    assert "input.cutoffs=6,25 " in run("info", "tiny/ADP-T", "vocab_size=64")
+
+
 def test_parameters_of_a_model_are_plain_text_on_a_terminal(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\n# part " in run("info", "demo/SM")

@@ -223,11 +223,13 @@ def _resolve(preset: str, recipe: str, overrides: list[str], data: str | None) -
     from zipflm.data.folder import DataFolder
     from zipflm.presets import from_name
     from zipflm.presets.recipes import resolve
-    from zipflm.settings import override
+    from zipflm.settings import parse_text
 
     if data is None:
-        sizes = [item for item in overrides if item.startswith("vocab_size=")]
-        size = override(from_name(preset), sizes).vocab_size
+        size = from_name(preset).vocab_size
+        for item in overrides:
+            key, _, text = item.partition("=")
+            size = parse_text(int, text, key) if key == "vocab_size" else size
     else:
         size = len(DataFolder.open(data).vocabulary)
     return resolve(preset, recipe, overrides, size)
