@@ -129,7 +129,7 @@ def test_parameter_count_and_shapes_match_built_decoder(name):
     assert sum(config.params().values()) == built
     assert 0 not in config.params().values()
     assert decoder(torch.randn(1, 2, D, dtype=torch.float64))[0].shape[-1] == config.output_dim
-    assert len(decoder.layers) == config.depth
+    assert len(decoder.layers) == config.num_layers
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -30,11 +30,6 @@ class Decoder(Checked, ABC):
         """Width of the output. `dim` is the width of the input."""
         return self.dim
 
-    @property
-    @abstractmethod
-    def depth(self) -> int:
-        """Number of layers."""
-
     @abstractmethod
     def params(self) -> dict[str, int]:
         """Return the number of trainable parameters by part."""
@@ -106,10 +101,6 @@ class TransformerDecoder(Decoder):
             f"{head_dim}",
         )
 
-    @property
-    def depth(self) -> int:
-        return self.num_layers
-
     def describe(self) -> str:
         return (
             f"{self.num_layers} layers, width {self.dim}, {self.num_heads} heads, "
@@ -166,7 +157,7 @@ class GatedConvolutionDecoder(Decoder):
         self.require("blocks", len(self.blocks) > 0 and is_valid, remedy)
 
     @property
-    def depth(self) -> int:
+    def num_layers(self) -> int:
         return len(self.blocks)
 
     @property
@@ -191,7 +182,7 @@ class GatedConvolutionDecoder(Decoder):
     def describe(self) -> str:
         context = 1 + sum(kernel - 1 for kernel, _, _ in self.blocks)
         return (
-            f"{self.depth} blocks of gated convolutions, width {self.output_dim}, "
+            f"{self.num_layers} blocks of gated convolutions, width {self.output_dim}, "
             f"context of {context} tokens"
         )
 
@@ -226,10 +217,6 @@ class LSTMDecoder(Decoder):
         self.require("hidden_dim", self.hidden_dim >= self.dim, remedy)
 
     @property
-    def depth(self) -> int:
-        return self.num_layers
-
-    @property
     def has_projection(self) -> bool:
         return self.hidden_dim != self.dim
 
@@ -258,10 +245,6 @@ class QRNNDecoder(Decoder):
     one."""
     dropout: FractionBelowOne = 0.1
     """Dropout on the input of each layer and on the output."""
-
-    @property
-    def depth(self) -> int:
-        return self.num_layers
 
     @property
     def layers(self) -> list[tuple[int, int, int]]:

@@ -72,7 +72,7 @@ def _derived(native: Config) -> dict[str, int]:
     return {
         "vocab_size": native.vocab_size,
         "hidden_size": native.decoder.dim,
-        "num_hidden_layers": native.decoder.depth,
+        "num_hidden_layers": native.decoder.num_layers,
         "num_attention_heads": getattr(native.decoder, "num_heads", 1),
         # Any length works; this is the default block length of `zipflm evaluate`.
         "max_position_embeddings": native.batches.eval_block,
