@@ -16,7 +16,7 @@ from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
 from zipflm.storage import seal
 from zipflm.training.checks import check_data, check_processes
-from zipflm.training.setup import newest_valid, overview
+from zipflm.training.setup import long_blocks_warning, newest_valid, overview
 from zipflm.training.stream import accumulation, blocks_of, tokens_per_batch
 
 
@@ -52,6 +52,17 @@ def test_suggests_tokens_per_update_that_fit(config, world_size):
         assert tokens % block == 0 and config.batches.tokens - block < tokens
         number = accumulation(config, process, block)
         assert number * tokens * world_size == config.training.tokens_per_update
+
+
+def test_warns_about_positions_without_training(word_data):
+    for settings, is_warned in (
+        (["batches.block=32"], True),
+        (["batches.block=32", "training.stages=0.5:64"], False),
+        (["batches.block=32", "batches.break_mode=sentence"], False),
+        (["batches.block=32", "batches.eval_block=32"], False),
+    ):
+        warning = long_blocks_warning(config_of(word_data, "batches.eval_block=64", *settings))
+        assert (warning is not None) == is_warned
 
 
 def test_overview_adds_up_to_the_model(word_data):

@@ -125,7 +125,7 @@ def open_run(
     process.run_on_first(record_start)
     for line in overview(config, process):
         log.info(line)
-    warnings = [high_end_warning(config)]
+    warnings = [high_end_warning(config), long_blocks_warning(config)]
     if process.is_first and process.device.type == "cpu":
         flops = throughput.flops_left(config, data.vocabulary.counts, done)
         warnings += [throughput.slow_cpu_warning(flops, config.name)]
@@ -140,6 +140,21 @@ def open_run(
     )
     with explain_out_of_memory(remedy):
         return _build_run(config, data, folder, process, log, latest, initial)
+
+
+def long_blocks_warning(config: Config) -> str | None:
+    """Return a warning if a Transformer will be used with longer blocks than in training."""
+    batches, longest = config.batches, max(blocks_of(config))
+    if (
+        batches.eval_block <= longest
+        or batches.break_mode == "sentence"
+        or config.decoder.has_constant_state
+    ):
+        return None
+    return (
+        f"batches.eval_block={batches.eval_block}: longer than the blocks in training ({longest}); "
+        "a Transformer predicts badly at positions it was not trained at"
+    )
 
 
 def newest_valid(
