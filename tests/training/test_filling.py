@@ -13,7 +13,7 @@ from training_runs import SMALL, assert_same, config_of, in_processes
 from zipflm.data.folder import DataFolder
 from zipflm.distributed import processes
 from zipflm.model.precision import autocast
-from zipflm.runs.load import empty_model, first_values, untrained_model
+from zipflm.runs.load import empty_model, untrained_model
 from zipflm.training import parallel
 from zipflm.training.step import build_learner
 
@@ -32,8 +32,9 @@ def learner_of(path, process, model="tied", overrides=()):
     data = DataFolder.open(path)
     config = config_of(data, *ODD, *overrides, **MODELS[model])
     empty = empty_model(config, data.vocabulary)
-    values = first_values(empty, config.training.seed)
-    return build_learner(config, empty, process, fill=lambda: parallel.fill(empty, values))
+    return build_learner(
+        config, empty, process, fill=lambda: parallel.fill(empty, config.training.seed)
+    )
 
 
 def _whole(tensor):
@@ -69,7 +70,7 @@ def test_fills_parameters_and_keeps_buffers(word_data):
     model = empty_model(config, word_data.vocabulary)
     spellings = model.input.spellings_VC.clone()
     parallel.allocate(model, torch.device("cpu"))
-    parallel.fill(model, first_values(model, config.training.seed))
+    parallel.fill(model, config.training.seed)
     assert torch.equal(model.input.spellings_VC, spellings) and spellings.any()
     assert_same(model.state_dict(), untrained_model(config, word_data.vocabulary).state_dict())
 

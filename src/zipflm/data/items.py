@@ -152,7 +152,8 @@ def _segments(
         )
     bounds = np.array([0, len(ids)]) if offsets is None else offsets.astype(np.int64)
     if (
-        not len(bounds)
+        bounds.ndim != 1
+        or not len(bounds)
         or bounds[0] != 0
         or bounds[-1] != len(ids)
         or np.any(bounds[:-1] > bounds[1:])

@@ -6,9 +6,8 @@ Each process has different tokens and different rows of every table.
               zeros for the others; a reduce-scatter gives each process the vectors of its tokens.
               Projections are replicated and applied afterwards.
     Output    Hidden vectors, projected to the width of a band, are gathered. Each process computes
-              log-sum-exps over its rows, and the logits of targets among them
-              (`kernels.linear_nll_shard`). It sends these two numbers per token back to the token's
-              process, which computes nll from them.
+              log-sum-exps over its rows, and the logits of targets among them. It sends these two
+              numbers per token back to the token's process, which computes nll from them.
 
 The backward pass is the transpose of this. It gives each process the complete gradient of its
 rows over the tokens of all processes, so no further exchange is needed. Results equal those of one
@@ -55,7 +54,6 @@ from zipflm.kernels import (
     linear_nll_sum,
     statistics_dtype,
 )
-from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
 from zipflm.model.inputs import TableLayer
 
 _TABLES = ("table", "embeddings", "clusters")
@@ -224,6 +222,47 @@ class _ReduceScatter(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.shards.gather(grad), None
+
+
+def shard_statistics(
+    kernels: ModuleType,
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    active_N: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp of every row over the words of this shard, and its target's logit.
+
+    A target of -1 is a word of another shard; its logit is 0 here. Values of inactive rows are
+    arbitrary. Every log-sum-exp of an empty shard is minus infinity.
+    """
+    if len(weight_VE) == 0:
+        zeros_N = hidden_NE.new_zeros(len(hidden_NE), dtype=statistics_dtype(hidden_NE.dtype))
+        return zeros_N - torch.inf, zeros_N
+    nll_N, lse_N = kernels.forward(hidden_NE, weight_VE, targets_N.clamp(min=0), active_N)
+    return lse_N, (lse_N - nll_N).where(targets_N >= 0, 0.0)
+
+
+def shard_gradients(
+    kernels: ModuleType,
+    grad_N: Tensor,
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    active_N: Tensor,
+    lse_N: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return this shard's contribution to the gradient of hidden, and the gradient of its weights.
+
+    `grad_N` is the gradient of the nll, `lse_N` the log-sum-exp over the words of all shards. A
+    target of -1 is a word of another shard.
+    """
+    if len(weight_VE) == 0:
+        return torch.zeros_like(hidden_NE), torch.zeros_like(weight_VE)
+    gradients: tuple[Tensor, Tensor] = kernels.backward(
+        grad_N, hidden_NE, weight_VE, targets_N, active_N, lse_N
+    )
+    return gradients
 
 
 class _Nll(torch.autograd.Function):

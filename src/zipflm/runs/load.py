@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -21,12 +21,6 @@ from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import MODELS, Choice, RunFolder, locate
 
-Part = tuple[slice, ...]
-"""Part of a tensor: one slice with start and stop per dimension, or () for all of it."""
-
-Values = Callable[[str, Part], Tensor]
-"""Returns the given part of the parameter with this name."""
-
 
 def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
     """Return the model on the meta device. Only the table of word spellings, if any, has values."""
@@ -35,22 +29,17 @@ def empty_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
         return LanguageModel(config, table)
 
 
-def first_values(model: LanguageModel, seed: int) -> Values:
-    """Return a function that computes initial weights from the seed and the parameter name."""
-    initializers, params = fills(model), dict(model.named_parameters())
-
-    def read(name: str, part: Part) -> Tensor:
-        return first_value(seed, name, initializers[name], params[name])[part]
-
-    return read
+def first_values(model: LanguageModel, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the initial values of each parameter."""
+    initializers = fills(model)
+    for name, param in model.named_parameters():
+        yield name, first_value(seed, name, initializers[name], param)
 
 
 def untrained_model(config: Config, vocabulary: Vocabulary) -> LanguageModel:
     """Return the model with its initial weights, on the CPU."""
     model = empty_model(config, vocabulary)
-    values = first_values(model, config.training.seed)
-    weights = {name: values(name, ()) for name, _ in model.named_parameters()}
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(dict(first_values(model, config.training.seed)), assign=True)
     return model
 
 

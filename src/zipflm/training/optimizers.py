@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, assert_never, cast
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.optim.sgd import sgd
 
 from zipflm.config import AdamW, Muon, Nesterov, OptimizerConfig
 from zipflm.model.inputs import sparse_tables
-from zipflm.training.parallel import like_shard, local_shard, local_slices
+from zipflm.training.parallel import local_shard, local_slices
 
 if TYPE_CHECKING:
     from zipflm.runs.sharded import StoredTensors
@@ -125,18 +125,26 @@ class StackedMuon(torch.optim.Muon):
         buffer_LMN.lerp_(gradient_LMN, 1 - momentum)
         torch._foreach_copy_(buffers, list(buffer_LMN))
         direction_LMN = gradient_LMN.lerp(buffer_LMN, momentum).to(_iteration_dtype(buffer_LMN))
-        if isinstance(params[0], DTensor):
+        first = params[0]
+        if isinstance(first, DTensor):
             # Only the iteration needs the full matrix. Gathering it in every process takes less
             # time than exchanging parts for each product, and rounds like a single process.
-            full = cast(DTensor, like_shard(direction_LMN[0], params[0])).full_tensor()
-            direction_LMN = full.unsqueeze(0)
+            whole = DTensor.from_local(
+                direction_LMN[0],
+                first.device_mesh,
+                first.placements,
+                run_check=False,
+                shape=first.shape,
+                stride=first.stride(),
+            )
+            direction_LMN = whole.full_tensor().unsqueeze(0)
         update_LMN = orthogonalize(
             direction_LMN, group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )[(slice(None), *local_slices(params[0]))]
+        )[(slice(None), *local_slices(first))]
         lr, good = group["lr"], 1 - self.found_inf
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - lr * group["weight_decay"] * good)
-        matrix_lr = lr * (0.2 * math.sqrt(max(params[0].shape)))
+        matrix_lr = lr * (0.2 * math.sqrt(max(first.shape)))
         torch._foreach_add_(weights, list(update_LMN.to(weights[0].dtype) * (-matrix_lr * good)))
 
 

@@ -29,7 +29,7 @@ from zipflm.model.inputs import sparse_tables
 from zipflm.model.language_model import LanguageModel
 from zipflm.model.precision import Precision
 from zipflm.model.sharded_tables import TableShards, shard_tables
-from zipflm.runs.load import Part, Values
+from zipflm.runs.load import first_values
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
@@ -43,10 +43,11 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, values: Values) -> None:
-    """Set the values of every parameter, or of the shard of this process."""
-    for name, param in model.named_parameters():
-        local_shard(param).copy_(values(name, local_slices(param)))
+def fill(model: LanguageModel, seed: int) -> None:
+    """Initialize every parameter, or the shard of this process."""
+    for name, values in first_values(model, seed):
+        param = model.get_parameter(name)
+        local_shard(param).copy_(values[local_slices(param)])
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def local_slices(tensor: Tensor) -> Part:
+def local_slices(tensor: Tensor) -> tuple[slice, ...]:
     """Return the slices of the full tensor that `local_shard` holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
@@ -65,23 +66,6 @@ def local_slices(tensor: Tensor) -> Part:
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
-
-
-def like_shard(part: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor that is sharded like `other`, or unsharded if `other` is. `part` is the shard
-    of this process."""
-    local = local_shard(other)
-    part = part.to(local.device)
-    if not isinstance(other, DTensor):
-        return part
-    return DTensor.from_local(
-        part,
-        other.device_mesh,
-        other.placements,
-        run_check=False,
-        shape=other.shape,
-        stride=other.stride(),
-    )
 
 
 def should_shard(process: Process, training: TrainingConfig) -> bool:

@@ -15,7 +15,7 @@ from zipflm.distributed.processes import Process
 from zipflm.model.language_model import LanguageModel
 from zipflm.runs.checkpoint import Checkpoint
 from zipflm.runs.folder import RunFolder
-from zipflm.runs.load import empty_model, first_values
+from zipflm.runs.load import empty_model
 from zipflm.runs.records import ImportedState, Origin, Position, TrainingState
 from zipflm.training import optimizers, parallel, throughput
 from zipflm.training.checks import SAME_INPUTS_REMEDY, check_run_folder, require_weights_of
@@ -206,7 +206,7 @@ def _build_run(
     model = empty_model(config, data.vocabulary)
     weights = latest or initial
     if weights is None:
-        fill = partial(parallel.fill, model, first_values(model, config.training.seed))
+        fill = partial(parallel.fill, model, config.training.seed)
     else:
         fill = partial(_load_weights, model, weights)
     ends_word = torch.from_numpy(data.ends_word) if config.batches.unit == "bpe" else None

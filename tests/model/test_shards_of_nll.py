@@ -6,7 +6,7 @@ from nll_problems import DEVICE, NAMES, problem, truth_of
 from numerics import assert_close
 
 from zipflm.kernels import linear_nll_chunked
-from zipflm.kernels.linear_nll_shard import shard_gradients, shard_statistics
+from zipflm.model.sharded_tables import shard_gradients, shard_statistics
 
 # Sizes of the shards of 131 words.
 CUTS = {"three": (50, 50, 31), "an empty one": (131, 0), "one": (131,), "one word": (130, 1)}
