@@ -37,6 +37,7 @@ def drawn(monkeypatch, tmp_path):
         plot(runs, tmp_path / "new" / "curves.svg", x)
         assert "<svg" in (tmp_path / "new" / "curves.svg").read_text()
         (axes,) = figures[-1].axes
+        assert all(label.get_parse_math() for label in axes.get_yticklabels())  # powers of ten
         return {
             line.get_label(): np.array(line.get_xydata()).tolist() for line in axes.lines
         }, axes.get_ylabel()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,7 +18,6 @@ from zipflm.units import perplexity
 X_AXES = {"update": "updates", "seconds": "seconds of training, without compilation"}
 
 
-@rc_context({"text.parse_math": False})  # names may contain dollar signs
 def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
     """Plot training and validation perplexity per word against `x`, a key of `X_AXES`."""
     if x not in X_AXES:
@@ -41,7 +39,8 @@ def plot(runs: Sequence[Path], out: Path, x: str = "update") -> None:
     if highest:  # hide the steep start of the training curves
         axes.set_ylim(top=2 * perplexity(highest))
     axes.grid(alpha=0.3, which="both")
-    axes.legend()
+    for text in axes.legend().get_texts():
+        text.set_parse_math(False)  # names may contain dollar signs
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)
 
