@@ -21,12 +21,15 @@ class Detokenizer:
         ends_word: NDArray[np.bool_],
         line: Sequence[str] = (),
         is_tight: bool = False,
+        max_pieces: int = MAX_PIECES,
     ) -> None:
         """`ends_word` is False for the ids of pieces that do not end a word. `line` contains the
         words of the current line so far. `is_tight` means that the next word follows without a
-        space, for example because the text already ends with one."""
+        space, for example because the text already ends with one. A word ends after `max_pieces`
+        pieces: a model might never end it."""
         self._names, self._ends_word = encoder.vocabulary.words, ends_word
         self._splitter, self._is_tight = encoder.splitter, is_tight
+        self._max_pieces = max_pieces
         self._joiner = self._splitter.joiner()
         self.line: list[str] = list(line)
         """Completed words of the current line."""
@@ -49,8 +52,7 @@ class Detokenizer:
         """Add a token. Return the added text, which is empty until the word is complete."""
         self._pieces.append(self._names[token])
         self._is_incomplete = not self._ends_word[token]
-        # Limit the length: a model might never end a word.
-        if self._is_incomplete and len(self._pieces) < MAX_PIECES:
+        if self._is_incomplete and len(self._pieces) < self._max_pieces:
             return ""
         if token == END and len(self._pieces) == 1:
             self._joiner, self.line = self._splitter.joiner(), []

@@ -115,6 +115,12 @@ def test_words_of_a_word_model_keep_marks_of_pieces():
     assert ZipfTokenizer(encoder=encoder).decode([2, *ids]) == "\nx@@ @@ a"
 
 
+def test_decode_joins_the_pieces_of_long_words():
+    encoder = TextEncoder(_vocabulary(["a@@", "b"]), Codes([]))
+    tokenizer, word = ZipfTokenizer(encoder=encoder, unit="bpe"), 100 * "a" + "b"
+    assert tokenizer.decode(tokenizer(word).input_ids, skip_special_tokens=True) == word
+
+
 def test_decode_joins_pieces_and_adds_a_leading_space():
     tokenizer = TOKENIZERS[Splitting("words", False), "bpe"]
     encoded = {word: tokenizer(word, add_special_tokens=False).input_ids for word in PROSE.split()}

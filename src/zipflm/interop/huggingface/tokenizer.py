@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable
 from itertools import accumulate, count, pairwise
 from pathlib import Path
@@ -264,7 +265,7 @@ class _Decoder:
     def parts(self, ids: Iterable[int], *, is_continuation: bool = False) -> list[str]:
         """Return the parts of a text. Set `is_continuation` if other words precede it."""
         line = ["word"] if is_continuation else []  # any word
-        detokenizer = Detokenizer(self._encoder, self._ends_word, line)
+        detokenizer = Detokenizer(self._encoder, self._ends_word, line, max_pieces=sys.maxsize)
         return [*map(detokenizer.add, ids), detokenizer.finish()]
 
 
