@@ -86,6 +86,11 @@ def test_decode_inverts_encode(lm):
     assert lm.decode([-1, len(lm.vocabulary)]) == "<unk> <unk>"
 
 
+def test_decodes_words_of_many_pieces(bpe):
+    inner = next(word for word in bpe.vocabulary.words if word.endswith("@@"))
+    assert bpe.decode([bpe.vocabulary.id(inner)] * 100) == inner.removesuffix("@@") * 100
+
+
 def test_perplexity_matches_score(lm):
     assert lm.perplexity(TEXT) == lm.score(TEXT).perplexity
 

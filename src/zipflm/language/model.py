@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -217,7 +218,8 @@ class TrainedModel:
     def decode(self, ids: Iterable[int]) -> str:
         """Convert ids to text. `</s>` becomes a line end, and ids outside the vocabulary become
         `<unk>`."""
-        detokenizer, size = self.reader.detokenizer(), len(self.vocabulary)
+        detokenizer = self.reader.detokenizer(max_pieces=sys.maxsize)
+        size = len(self.vocabulary)
         known = (id if 0 <= id < size else UNKNOWN for id in ids)
         return "".join(map(detokenizer.add, known)) + detokenizer.finish()
 

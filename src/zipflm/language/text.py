@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.config import Unit
+from zipflm.data.bpe import MAX_PIECES
 from zipflm.data.detokenizer import Detokenizer
 from zipflm.data.encoding import EncodedWord, TextEncoder
 from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN, Vocabulary
@@ -107,8 +108,10 @@ class TextReader:
         unless it ends with a line end."""
         return self.text(prefix, ends=False).ids
 
-    def detokenizer(self, line: Sequence[str] = (), is_tight: bool = False) -> Detokenizer:
-        return Detokenizer(self.encoder, self.ends_word, line, is_tight)
+    def detokenizer(
+        self, line: Sequence[str] = (), is_tight: bool = False, max_pieces: int = MAX_PIECES
+    ) -> Detokenizer:
+        return Detokenizer(self.encoder, self.ends_word, line, is_tight, max_pieces)
 
     def is_encoding_of(self, word: str, ids: tuple[int, ...]) -> bool:
         """Return True if `word` is encoded as `ids`.
