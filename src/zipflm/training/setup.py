@@ -152,8 +152,8 @@ def long_blocks_warning(config: Config) -> str | None:
     ):
         return None
     return (
-        f"batches.eval_block={batches.eval_block}: longer than the blocks in training ({longest}); "
-        "a Transformer predicts badly at positions it was not trained at"
+        f"batches.eval_block={batches.eval_block}: a Transformer predicts badly at positions after "
+        f"the blocks in training ({longest}); use batches.eval_block={longest} or longer blocks"
     )
 
 
