@@ -225,14 +225,16 @@ def _resolve(preset: str, recipe: str, overrides: list[str], data: str | None) -
     from zipflm.presets.recipes import resolve
     from zipflm.settings import parse_text
 
-    if data is None:
-        size = from_name(preset).vocab_size
-        for item in overrides:
-            key, _, text = item.partition("=")
-            size = parse_text(int, text, key) if key == "vocab_size" else size
-    else:
-        size = len(DataFolder.open(data).vocabulary)
-    return resolve(preset, recipe, overrides, size)
+    if data is not None:
+        return resolve(preset, recipe, overrides, len(DataFolder.open(data).vocabulary))
+    size, others = from_name(preset).vocab_size, []
+    for item in overrides:
+        key, _, text = item.partition("=")
+        if key == "vocab_size":
+            size = parse_text(int, text, key)
+        else:
+            others.append(item)
+    return resolve(preset, recipe, others, size)
 
 
 def _datasets() -> list[dict[str, Any]]:
