@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from studies import example_study as example
 
+from zipflm.data.folder import DataFolder
+from zipflm.data.prepare import Options, prepare
 from zipflm.studies.members import split_score
+from zipflm.studies.study import split_text
 
 
 def test_bins_average_to_the_total_loss():
@@ -16,6 +19,17 @@ def test_bins_average_to_the_total_loss():
         for label in example.LABELS:
             total = sum(b.tokens * (b.loss[label] or 0) for b in bins) / sum(b.tokens for b in bins)
             assert total == pytest.approx(example.total_loss(study, label))
+
+
+def test_words_are_counted_in_the_training_text(tmp_path):
+    """Not in the text of the dictionary."""
+    for name, text in (("dict", "a 900\nb 2\nc 1\n"), ("train", "b c b\nd b\n"), ("valid", "a\n")):
+        (tmp_path / name).write_text(text)
+    texts = {split: [tmp_path / split] for split in ("train", "valid")}
+    prepare(tmp_path / "data", texts, Options(vocabulary=tmp_path / "dict"))
+    vocabulary = split_text(DataFolder.open(tmp_path / "data"), "valid").vocabulary
+    counts = dict(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True))
+    assert [counts[word] for word in ("a", "b", "c", "<unk>", "</s>")] == [0, 3, 1, 0, 0]
 
 
 def test_seeds_share_a_row():

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from zipflm.data.folder import DataFolder
-from zipflm.data.vocabulary import UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
 from zipflm.studies.bins import FloatArray, FrequencyBin, IntArray, is_rare, previous_words
 from zipflm.studies.members import CurvePoint, StudyMember
 from zipflm.studies.paper import REFERENCE, PaperModel, comparison_row, setting_row
@@ -25,6 +25,7 @@ from zipflm.units import perplexity
 Differences = Mapping[tuple[str, str], Interval]
 """Mean loss of the first row minus that of the second on the same text, in nats. Lists each pair
 once."""
+_COUNTED_AT_ONCE = 1 << 24
 NOT_COMPILED = "could not be compiled; its time and speed are not comparable"
 
 
@@ -145,6 +146,7 @@ class SplitText:
     split: str
     word_ids: IntArray
     vocabulary: Vocabulary
+    """Its counts are those of the training text."""
     line_starts: IntArray
     """Index into `word_ids` of the first word of each line."""
 
@@ -154,9 +156,22 @@ def split_text(words: DataFolder, split: str) -> SplitText:
     return SplitText(
         split=split,
         word_ids=tokens.ids,
-        vocabulary=words.vocabulary,
+        vocabulary=_with_train_counts(words),
         line_starts=tokens.offsets[:-1],
     )
+
+
+def _with_train_counts(words: DataFolder) -> Vocabulary:
+    """Return the vocabulary with counts in the training text. The words and counts of a vocabulary
+    can come from another text (`prepare --vocabulary`)."""
+    vocabulary = words.vocabulary
+    if "train" not in words.splits:
+        return vocabulary
+    ids, counts = words.tokens("train").ids, np.zeros(len(vocabulary), dtype=np.int64)
+    for start in range(0, len(ids), _COUNTED_AT_ONCE):
+        counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=len(counts))
+    counts[: len(SPECIALS)] = 0
+    return Vocabulary(vocabulary.words, counts)
 
 
 @dataclass(frozen=True, kw_only=True)
