@@ -119,7 +119,7 @@ def test_failing_commands_are_noticed(tmp_path):
     ("shown", "is_true"),
     [
         ("a word  -1.53", True),
-        ("a word -1.63", False),
+        ("a word -1.73", False),
         ("a word", False),
         ("another word -1.53", False),
     ],
