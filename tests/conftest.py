@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ settings.register_profile(
     "busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy machine")
+
+# Shells start background jobs, and thus their children, with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # must be set before transformers is imported
 
