@@ -23,6 +23,13 @@ def test_generates_and_scores(lm):
     assert lm.perplexity("The state of the Union is strong.") < 200
 
 
+def test_model_card_matches_the_saved_validation(lm):
+    valid = lm.run.checkpoint.state().valid
+    assert f"| valid | {valid.perplexity:.2f} | {valid.words:,} |" in (
+        MODELS / NAME / "README.md"
+    ).read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_perplexity_on_the_model_card(tmp_path):
     zipflm.prepare(corpus=NAME, words="words", out=tmp_path)
