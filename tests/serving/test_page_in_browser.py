@@ -221,7 +221,7 @@ def test_click_shows_details_of_a_word(page):
     assert page.shown("[data-fact=rank] td") == "16th of 5,000"
     assert page.shown("[data-source=model]") == "model 75.0%"
     assert "on the old barn" in page.shown("[data-source=neighbors]")
-    assert page.shown("[data-fact='in training'] td") == "10 times"
+    assert page.shown("[data-fact=count] td") == "10 in the vocabulary"
     band = page.shown("[data-fact=band] td")
     assert "2 of 2" in band and "rare: words 1,000 to 5,000 by frequency" in band
     assert "on the old" in page.shown("#panel-context")

@@ -21,7 +21,7 @@ function showWord(sides, before) {
 
 function showFacts(sides, details) {
   const facts = sides.map((side, i) => factsOf(side, details[i]));
-  const names = ["Surprise", "Probability", "Rank", "In training", "Band"];
+  const names = ["Surprise", "Probability", "Rank", "Count", "Band"];
   const holder = byId("panel-facts");
   const table = element("table", { class: sides.length > 1 ? "facts two" : "facts" });
   if (sides.length > 1) {
@@ -53,7 +53,7 @@ function showSources(sides, details) {
 }
 
 function factsOf({ model, word }, detail) {
-  if (!word) return Object.fromEntries(["Surprise", "Probability", "Rank", "In training", "Band"].map((name) => [name, "\u2013"]));
+  if (!word) return Object.fromEntries(["Surprise", "Probability", "Rank", "Count", "Band"].map((name) => [name, "\u2013"]));
   const p = Math.exp(word.logprob);
   const rank = detail === null ? element("span", { class: "waiting" }, "\u2026") : detail?.rank;
   return {
@@ -62,9 +62,9 @@ function factsOf({ model, word }, detail) {
     Rank: typeof rank === "number"
       ? [element("b", {}, ordinal(rank)), " ", model.unit === "bpe" ? null : element("small", {}, `of ${count(model.words)}`)]
       : rank ?? element("small", {}, "not in the top ten"),
-    "In training": word.isEnd || word.isUnknown
+    Count: word.isEnd || word.isUnknown
       ? element("small", {}, "not counted")
-      : [element("b", {}, count(word.count)), " ", element("small", {}, `${word.count === 1 ? "time" : "times"}${model.unit === "bpe" ? ", its rarest piece" : ""}`)],
+      : [element("b", {}, count(word.count)), " ", element("small", {}, model.unit === "bpe" ? "of its rarest piece" : "in the vocabulary")],
     Band: bandOf(model, word),
   };
 }

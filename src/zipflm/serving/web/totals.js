@@ -69,7 +69,7 @@ function frequencies(both, [first, second]) {
   const mean = (rows) => rows.reduce((sum, row) => sum + row.difference, 0) / rows.length;
   const most = Math.max(0.5, ...shown.map((bin) => Math.abs(mean(bin.rows))));
   return element("table", { class: "bins" },
-    element("caption", {}, "By frequency in training"),
+    element("caption", {}, "By count in the vocabulary"),
     element("thead", { class: "unseen" }, element("tr", {}, ["seen", "words", "", `lead of ${first} over ${second} in bits`].map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, shown.map((bin) => element("tr", {},
       element("th", { scope: "row" }, bin.name), element("td", { class: "of" }, `${count(bin.rows.length)}\u00d7`),
