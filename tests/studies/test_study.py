@@ -30,6 +30,9 @@ def test_words_are_counted_in_the_training_text(tmp_path):
     vocabulary = split_text(DataFolder.open(tmp_path / "data"), "valid").vocabulary
     counts = dict(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True))
     assert [counts[word] for word in ("a", "b", "c", "<unk>", "</s>")] == [0, 3, 1, 0, 0]
+    (tmp_path / "data" / "train.tokens").unlink()
+    with pytest.raises(ValueError, match="train.tokens.*prepare the data again"):
+        split_text(DataFolder.open(tmp_path / "data"), "valid")
 
 
 def test_seeds_share_a_row():

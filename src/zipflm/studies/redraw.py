@@ -1,6 +1,7 @@
 """`zipflm report` on studies: write a report from their saved scores, without the weights.
 
-Needs `table.json`, the data folder, and the config, log, versions and saved scores of every member.
+Needs `table.json`, the data folder with the training text, and the config, log, versions and saved
+scores of every member.
 """
 
 from __future__ import annotations

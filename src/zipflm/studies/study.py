@@ -167,6 +167,7 @@ def _with_train_counts(words: DataFolder) -> Vocabulary:
     vocabulary = words.vocabulary
     if "train" not in words.splits:
         return vocabulary
+    words.verify("train")
     ids, counts = words.tokens("train").ids, np.zeros(len(vocabulary), dtype=np.int64)
     for start in range(0, len(ids), _COUNTED_AT_ONCE):
         counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=len(counts))
