@@ -17,15 +17,17 @@ for file in "$text"/*.tokens; do
     esac
 done
 
-prepare() {  # arguments: the data folder, the training text
-    zipflm prepare "${@:2}" --vocabulary "$text/dict.txt" --valid "$text/wiki.valid.tokens" \
-        --test "$text/wiki.test.tokens" --out "$out/$1"
+prepare() {  # unless it is done; arguments: the data folder, the training text
+    [ -e "$out/$1/data.json" ] || zipflm prepare "${@:2}" --vocabulary "$text/dict.txt" \
+        --valid "$text/wiki.valid.tokens" --test "$text/wiki.test.tokens" --out "$out/$1"
 }
 prepare original "${train[@]}"
 
 mkdir -p "$out/text"
+rewriting=()
 for file in "${train[@]}"; do
     python "$(dirname "$0")/wikitext_format.py" "$text/dict.txt" "$file" "$out/text/$(basename "$file")" &
+    rewriting+=($!)
 done
-wait
+for process in "${rewriting[@]}"; do wait "$process"; done
 prepare rewritten "$out"/text/*.tokens
