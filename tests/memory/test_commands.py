@@ -67,6 +67,10 @@ def test_builds_tunes_and_evaluates(run, data, tmp_path, monkeypatch, capsys):
         ),
         (["memory", "tune", "--split", "test"], "--split test: tuning on test"),
         (["memory", "tune", "--figure", "a.xyz"], "a.xyz: unsupported file type; use .png"),
+        (
+            ["memory", "tune", "--memory", "cache:9", "--figure", "a.png"],
+            "--figure: needs a cache without a window",
+        ),
         (["memory", "build", "--out", "x", "--max-keys", "0"], "--max-keys 0: must be at least 1"),
         (["memory", "build", "--out", "x", "--dtype", "int8"], "--dtype 'int8': choose from"),
         (["memory", "bild"], "No such command 'bild'. Did you mean 'build'?"),

@@ -101,8 +101,6 @@ def test_uses_tuned_settings(run, data, tmp_path):
 
 def test_ignores_settings_tuned_for_other_weights(run, data, lm, tmp_path):
     result = tune(run, data, ["cache:50"], options=ScoringOptions(device="cpu"))
-    with pytest.raises(ValueError, match="--figure: needs a cache without a window"):
-        draw_windows(result, tmp_path / "windows.svg")
     (chosen,) = result.chosen
     assert open_memories([chosen.name], run, "cpu").names == (chosen.name,)
     other = load_run(on_disk(loaded(data, overrides=["training.seed=5"]), tmp_path / "other"))

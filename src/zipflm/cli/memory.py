@@ -107,13 +107,16 @@ def tune(
     from pathlib import Path
 
     from zipflm import api
-    from zipflm.memory.tuning import draw_windows
+    from zipflm.memory.tuning import draw_windows, tunes_window
     from zipflm.messages import require_figure
 
+    memories = memory or ["cache"]
     if figure is not None:
         require_figure(Path(figure))
+        if not any(map(tunes_window, memories)):
+            raise ValueError("--figure: needs a cache without a window; use --memory cache")
     with show_progress():
-        options = arguments(ctx, "figure", "as_json") | {"memory": memory or ["cache"]}
+        options = arguments(ctx, "figure", "as_json") | {"memory": memories}
         result = api.tune_memory(**options)
     if as_json:
         echo(json.dumps(asdict(result), indent=1))

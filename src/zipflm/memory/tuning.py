@@ -75,6 +75,12 @@ def best_weights(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.round(low, 4)
 
 
+def tunes_window(spec: str) -> bool:
+    """Return whether `tune` chooses the window of a memory: that of a cache without one."""
+    is_cache = spec.partition(",")[0].partition(":")[0] == "cache"
+    return is_cache and not any(option.startswith("window=") for option in options_of(spec))
+
+
 def tune(
     run: LoadedRun,
     data: DataFolder,
@@ -104,8 +110,7 @@ def tune(
             raise ValueError(f"split={split}: {memory.store.path} was built from this text")
     tuner = _Tuner(run, data, split, chosen)
     for spec, memory in zip(specs, memories.memories, strict=True):
-        is_window_open = not any(option.startswith("window=") for option in options_of(spec))
-        tuner.choose(memory, WINDOWS if is_window_open else ())
+        tuner.choose(memory, WINDOWS if tunes_window(spec) else ())
     return TuningResult(tuner.without, tuple(tuner.chosen), tuple(tuner.trials))
 
 
@@ -211,8 +216,6 @@ def draw_windows(result: TuningResult, out: Path) -> None:
     from matplotlib.figure import Figure
 
     points = {trial.window: trial for trial in result.trials if trial.window is not None}
-    if len(points) < 2:
-        raise ValueError("--figure: needs a cache without a window; use --memory cache")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     windows = sorted(points)
