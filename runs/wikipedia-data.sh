@@ -17,9 +17,9 @@ for file in "$text"/*.tokens; do
     esac
 done
 
-prepare() {  # unless it is done; arguments: the data folder, the training text
-    [ -e "$out/$1/data.json" ] || zipflm prepare "${@:2}" --vocabulary "$text/dict.txt" \
-        --valid "$text/wiki.valid.tokens" --test "$text/wiki.test.tokens" --out "$out/$1"
+prepare() {  # arguments: the data folder, the training text
+    zipflm prepare "${@:2}" --vocabulary "$text/dict.txt" --valid "$text/wiki.valid.tokens" \
+        --test "$text/wiki.test.tokens" --out "$out/$1"
 }
 prepare original "${train[@]}"
 
