@@ -153,7 +153,8 @@ def long_blocks_warning(config: Config) -> str | None:
         return None
     return (
         f"batches.eval_block={batches.eval_block}: a Transformer predicts badly at positions after "
-        f"the blocks in training ({longest}); use batches.eval_block={longest} or longer blocks"
+        f"the blocks in training ({longest}); use batches.eval_block={longest}, or train with "
+        "longer blocks"
     )
 
 
