@@ -55,6 +55,7 @@ def test_combines_the_seeds_of_studies(study_of, data, tmp_path):
         json.loads((out / "table.json").read_text()) for out in (tmp_path / "combined", both)
     )
     assert combined["protocol"]["seeds"] == together["protocol"]["seeds"] == "1, 2"
+    assert combined["protocol"]["overrides"] == together["protocol"]["overrides"]
     assert combined["differences"] == together["differences"]
     for ours, theirs in zip(combined["rows"], together["rows"], strict=True):
         assert ours["perplexity_test"] == theirs["perplexity_test"]

@@ -88,14 +88,14 @@ def paper_findings(study: Study) -> list[PaperFinding]:
 def summary(study: Study) -> str:
     """Count the verdicts of every measure.
 
-    `perplexity: 23 of 28 pairs agree with the paper, 3 disagree, 2 are not significant; ...`
+    `perplexity: 23 of 28 pairs agree with the paper, 3 disagree, 2 not significant; ...`
     """
     verdicts: dict[str, Counter[Verdict]] = {}
     for finding in paper_findings(study):
         verdicts.setdefault(finding.measure, Counter())[finding.verdict] += 1
     return "; ".join(
         f"{measure}: {counts['agrees']} of {counts.total()} pairs agree with the paper, "
-        f"{counts['disagrees']} disagree, {counts['not significant']} are not significant"
+        f"{counts['disagrees']} disagree, {counts['not significant']} not significant"
         for measure, counts in verdicts.items()
     )
 

@@ -32,7 +32,8 @@ def describe_request(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
     entries = {
         "preset": request.preset,
         "recipe": "that of the preset" if request.recipe == "paper" else request.recipe,
-        "overrides": " ".join(request.overrides),
+        # The entry "seeds" has the seed.
+        "overrides": " ".join(o for o in request.overrides if not o.startswith("training.seed=")),
         "held equal": describe_budget(request.equal, plans),
         "tuned": " ".join(request.grid),
         "streaming": "words scored one by one, on a CPU in float32" if request.decoders else "",
