@@ -25,6 +25,23 @@ def test_options_reach_the_server(monkeypatch):
     assert called["origins"] == ["x", "y"] and called["api_key_file"] is None
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["localhost:3000", "http://localhost:4000/", "foo", "http://A.org", "https://a.org:443", ""],
+)
+def test_rejects_origins_that_browsers_do_not_send(origin):
+    error = call("no such run", "--port", "0", "--cors-origin", origin).exception
+    assert str(error).startswith(f"--cors-origin {origin}: not an origin; give scheme, host and")
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "https://a.org", "https://a.org:80", "http://[::1]:3000", "tauri://a"]
+)
+def test_accepts_origins(origin):
+    error = call("no such run", "--port", "0", "--cors-origin", origin).exception
+    assert "no such run" in str(error)
+
+
 @pytest.mark.parametrize("missing", ["fastapi", "prometheus_client", "uvicorn"])
 def test_names_missing_packages(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)

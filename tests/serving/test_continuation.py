@@ -11,9 +11,7 @@ SOME = "ba be noro boro bu"
 def written(model, tokens, **options):
     options = {"max_words": None, "max_tokens": 100, "lines": 0} | options
     reader = model.reader
-    text = TextInProgress(
-        reader, reader.prefix("ba"), reader.detokenizer(), SamplingOptions(**options)
-    )
+    text = TextInProgress(reader.prefix("ba"), reader.detokenizer(), SamplingOptions(**options))
     deltas = []
     for token in tokens:
         text.add(token, -1.0, [])

@@ -87,6 +87,12 @@ def test_tokenize_and_detokenize(service, models, name, text):
     assert back == {"prompt": text}
 
 
+def test_tokenize_requires_a_prompt(service):
+    answer = service.post("/tokenize", text="ba be")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "prompt: missing; this field is required"
+
+
 def test_tokenizer_info(service):
     info = service.client.get("/tokenizer_info").json()
     assert service.post("/tokenize", prompt=info["eos_token"]).json()["tokens"] == [2]
@@ -114,4 +120,6 @@ def test_tokenize_words_that_are_read_as_bytes(word_data):
         assert logprobs["token_logprobs"] == pytest.approx(expected, abs=1e-5)
         ids = service.post("/tokenize", prompt=text).json()["tokens"]
         assert ids[1:3] == [lm.vocabulary.id("<unk>"), 25]
-        service.complete(ids, max_tokens=1)
+        # More than the model predicts.
+        choice = service.complete(ids, max_tokens=1, logprobs=30)["choices"][0]
+        assert len(choice["logprobs"]["top_logprobs"][0]) == 20

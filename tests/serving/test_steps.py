@@ -11,9 +11,7 @@ DRAWN, NUCLEUS, GREEDY = {}, {"temperature": 0.8, "top_p": 0.9}, {"temperature":
 
 def a_row(model, prompt, seed=0, max_tokens=10, choice=DRAWN):
     options = SamplingOptions(max_tokens=max_tokens, lines=0, seed=seed, max_words=None, **choice)
-    return TextInProgress(
-        model.reader, model.reader.prefix(prompt), model.reader.detokenizer(), options
-    )
+    return TextInProgress(model.reader.prefix(prompt), model.reader.detokenizer(), options)
 
 
 def finish(decoder):

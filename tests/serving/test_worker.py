@@ -42,6 +42,27 @@ def test_waiting_requests_are_batched(models, held):
     assert logprobs == pytest.approx([logprobs[0]] * 8)
 
 
+def test_requests_take_turns(models, held):
+    with Running(models, Limits(max_batch_tokens=12)) as service, ThreadPoolExecutor(3) as pool:
+        pool.submit(service.score, "ba")
+        service.until(lambda: service.worker.num_active == 1 and not service.worker.num_waiting)
+        for count, text in ((1, ["ba be bu"] * 4), (2, "be")):
+            pool.submit(service.score, text)
+            service.until(lambda count=count: service.worker.num_waiting == count)
+        held.set()
+    assert held.batches == [[2], [4, 2, 4], [4, 4]]
+
+
+def test_large_request_leaves_room_for_others(models, monkeypatch):
+    slowed(monkeypatch, 0.02)
+    # Four texts of 16 positions fit into a batch.
+    with Running(models, Limits(max_batch_tokens=64)) as service, ThreadPoolExecutor(1) as pool:
+        large = pool.submit(service.complete, "ba", n=6, max_tokens=60, lines=0)
+        service.until(lambda: service.worker.num_generating == 3)
+        service.complete("be", n=3, max_tokens=2)
+        assert service.worker.num_generating == 3 and not large.done()
+
+
 def test_full_queue_returns_429(models, held):
     with Running(models, Limits(max_waiting=2)) as service, ThreadPoolExecutor(3) as pool:
         pool.submit(service.score, "ba")
@@ -88,7 +109,7 @@ def test_waiting_texts_are_not_scanned_every_step(models, monkeypatch):
     assert len(calls) < 10 * 200
 
 
-@pytest.mark.parametrize(("max_batch_tokens", "num_rows"), [(40, 3), (1, 1)])
+@pytest.mark.parametrize(("max_batch_tokens", "num_rows"), [(52, 3), (1, 1)])
 def test_generation_batches_are_limited(models, monkeypatch, max_batch_tokens, num_rows):
     sizes, step = [], TextDecoder.step
 
@@ -98,7 +119,7 @@ def test_generation_batches_are_limited(models, monkeypatch, max_batch_tokens, n
 
     monkeypatch.setattr(TextDecoder, "step", recorded)
     with Running(models, Limits(max_batch_tokens=max_batch_tokens)) as service:
-        # Each text needs 12 positions; 4 texts of 12 do not fit.
+        # Each text needs 12 positions. One of four is left to other requests.
         service.complete("ba be", n=4, max_tokens=9, lines=0, seed=1)
     assert max(sizes) == num_rows
 

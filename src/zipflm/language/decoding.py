@@ -11,7 +11,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -112,7 +112,6 @@ class TextInProgress:
 
     def __init__(
         self,
-        reader: TextReader,
         prompt: Ids,
         detokenizer: Detokenizer,
         options: SamplingOptions,
@@ -130,7 +129,7 @@ class TextInProgress:
         self.has_slid: bool = False
         """True if the text is longer than the block of a Transformer, which no longer sees its
         start."""
-        self._reader, self._detokenizer = reader, detokenizer
+        self._detokenizer = detokenizer
         self._current_word: list[tuple[int, float, Likely]] = []
         # Not released yet:
         self._words: deque[GeneratedWord] = deque()
@@ -237,14 +236,16 @@ class TextDecoder:
         self._use_cuda_graph = use_cuda_graph and is_transformer and engine.device.type == "cuda"
         self._recorded: RecordedStep | None = None
 
-    def fitting(self, waiting: Iterable[TextInProgress]) -> list[TextInProgress]:
+    def fitting(self, waiting: Iterable[tuple[TextInProgress, float]]) -> list[TextInProgress]:
         """Return the first of these texts, as long as they fit into the batch, which is padded to
-        its longest text. An empty batch takes at least one text."""
+        its longest text. Each comes with the fraction of the batch that may be full when it has
+        joined. An empty batch takes at least one text."""
         fitting: list[TextInProgress] = []
         count, longest = 0, 0
-        for row in chain(self.rows, waiting):
+        for row, fraction in chain(zip(self.rows, repeat(1.0)), waiting):
             count, longest = count + 1, max(longest, row.cache_positions(self._engine))
-            if count > max(len(self.rows), 1) and count * longest > self._engine.batch_tokens:
+            max_rows = fraction * (self._engine.batch_tokens // longest)
+            if count > max(len(self.rows), 1, max_rows):
                 break
             fitting.append(row)
         return fitting[len(self.rows) :]
@@ -436,7 +437,7 @@ class TextGenerator:
         self._rows = []
         for index in range(num):
             detokenizer = reader.detokenizer(last_line(encoded), prompt[-1:].isspace())
-            row = TextInProgress(reader, encoded.ids, detokenizer, options, index=index)
+            row = TextInProgress(encoded.ids, detokenizer, options, index=index)
             self._rows.append(row)
 
     @property
@@ -461,7 +462,7 @@ class TextGenerator:
         waiting = [row for row in self._rows if not row.finish_reason]
         while waiting or self._decoder.rows:
             if not self._decoder.rows:  # together, so that they read the prompt once
-                joining = self._decoder.fitting(waiting)
+                joining = self._decoder.fitting(zip(waiting, repeat(1.0)))
                 waiting = waiting[len(joining) :]
                 self._decoder.join(joining)
             self._decoder.step()

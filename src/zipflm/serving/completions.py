@@ -82,7 +82,6 @@ class Completion:
             return []
         return [
             TextInProgress(
-                reader,
                 prompt.ids,
                 prompt.detokenizer(reader),
                 self._options,
@@ -95,7 +94,7 @@ class Completion:
 
     @property
     def _num_likely(self) -> int:
-        return min(self._request.logprobs or 0, len(self.model.reader.vocabulary))
+        return min(self._request.logprobs or 0, self.model.reader.num_predicted)
 
     def add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]

@@ -25,6 +25,11 @@ BASIC = HTTPBasic(auto_error=False)
 # Paths that need no key.
 _PUBLIC_PATHS = ("/health", "/docs", "/openapi.json")
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.ASCII | re.IGNORECASE)
+# As browsers send them: in lower case and without the default port.
+_ORIGIN = re.compile(
+    r"\*|null|(?!http:.*:80$|https:.*:443$)"
+    r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?"
+)
 
 BODY_SECONDS = 20
 """Timeout for receiving a request body."""
@@ -39,6 +44,15 @@ def read_keys(path: str) -> list[bytes]:
     if not keys:
         raise ValueError(f"--api-key-file {path}: contains no keys; add one per line")
     return keys
+
+
+def require_origins(origins: Sequence[str]) -> None:
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"--cors-origin {origin}: not an origin; give scheme, host and port in lower case, "
+                "without a path or default port, such as http://localhost:3000"
+            )
 
 
 async def _require_key(request: Request, keys: Sequence[bytes]) -> None:
@@ -152,7 +166,7 @@ class Middleware:
             message = f"timed out after {BODY_SECONDS} seconds waiting for the request body"
             raise APIError(408, message, code="too_slow") from None
         if size > limit:
-            message = f"the request body is larger than {limit} bytes"
+            message = f"request body: larger than {limit} bytes; send fewer texts per request"
             raise APIError(413, message, code="body_too_large", headers={"Connection": "close"})
         return b"".join(parts)
 

@@ -88,7 +88,8 @@ def _copy_from_disk(lm: TrainedModel) -> None:
     """Copy memory-mapped weights, because the checkpoint could be changed or deleted."""
     with torch.no_grad():
         for tensor in (*lm.model.parameters(), *lm.model.buffers()):
-            tensor.data = tensor.data.clone()
+            if tensor.device.type == "cpu":
+                tensor.data = tensor.data.clone()
 
 
 def _entry(name: str, lm: TrainedModel) -> ModelEntry:

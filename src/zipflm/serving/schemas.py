@@ -135,7 +135,7 @@ class CompletionRequest(BaseRequest):
 
 
 class TokenizeRequest(BaseRequest):
-    prompt: str = ""
+    prompt: str
 
 
 class DetokenizeRequest(BaseRequest):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import uvicorn
 
 from zipflm.serving.app import Service, make_app
-from zipflm.serving.middleware import SEND_SECONDS, read_keys
+from zipflm.serving.middleware import SEND_SECONDS, read_keys, require_origins
 from zipflm.serving.models import ServedModel, load_models
 from zipflm.serving.worker import Limits
 
@@ -38,6 +38,7 @@ def serve(
     """Load the runs at `paths` and serve them until a signal stops the server. Port 0 selects a
     free port."""
     keys = read_keys(api_key_file) if api_key_file else []
+    require_origins(origins)
     with bind_socket(host, port) as listener:
         models = load_models(
             paths, device=device, dtype=dtype, checkpoint=checkpoint, memory=memory

@@ -2,7 +2,8 @@
 
 Each iteration scores one batch of texts per model, searches for alternatives at one position, and
 adds one token to all texts being generated, so that new requests start soon and no kind of work
-starves the others. Results are passed to the event loop at the end of an iteration.
+starves the others. Requests take turns to add texts to a batch, and no request fills the batch of
+generated texts alone. Results are passed to the event loop at the end of an iteration.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -26,6 +27,10 @@ from zipflm.serving.schemas import APIError
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+_FRACTION = 0.75
+"""A request that has texts in the batch adds more only up to this fraction of its size, so that new
+requests find room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,7 @@ class Worker:
             ScoreTask(job, index, document, search) for index, document in enumerate(documents)
         ]
         with self._work:
-            self._runners[model.name].scores.extend(tasks)
+            self._runners[model.name].scores[job] = deque(tasks)
             self._work.notify()
         return job
 
@@ -156,7 +161,7 @@ class Worker:
         job: Job[tuple[int, Delta]] = self._new_job()
         tasks = [_GenerateTask(job, index, row, is_streamed) for index, row in enumerate(rows)]
         with self._work:
-            self._runners[model.name].rows.extend(tasks)
+            self._runners[model.name].rows[job] = deque(tasks)
             self._work.notify()
         return job
 
@@ -210,8 +215,8 @@ class _ModelRunner:
         self._engine = replace(model.engine, batch_tokens=max_batch_tokens)
         self._reader = model.reader
         self._metrics = metrics
-        self.scores: deque[ScoreTask] = deque()
-        self.rows: deque[_GenerateTask] = deque()
+        self.scores: dict[Job[Any], deque[ScoreTask]] = {}
+        self.rows: dict[Job[Any], deque[_GenerateTask]] = {}
         self.generating: dict[TextInProgress, _GenerateTask] = {}
         self._searches: deque[ScoreTask] = deque()
         self._events: list[tuple[Job[Any], Any]] = []
@@ -244,15 +249,11 @@ class _ModelRunner:
     def _next_batch(self) -> list[ScoreTask]:
         batch: list[ScoreTask] = []
         tokens = 0
-        while self.scores:
-            task = self.scores[0]
-            if not task.job.is_cancelled:
-                tokens += len(task.document.ids)
-                if batch and tokens > self._engine.batch_tokens:
-                    break
-                batch.append(task)
-                task.job.has_started = True
-            self.scores.popleft()
+        for task in _take_turns(self.scores, Counter()):
+            tokens += len(task.document.ids)
+            if batch and tokens > self._engine.batch_tokens:
+                break
+            batch.append(task)
         return batch
 
     def _score(self, batch: list[ScoreTask]) -> None:
@@ -319,15 +320,30 @@ class _ModelRunner:
             if is_complete or task.is_streamed:
                 self._send(task.job, (task.index, _delta(row)))
 
-    def _waiting_rows(self) -> Iterator[TextInProgress]:
-        """Yield the texts in the queue. A text starts when the next one is requested."""
-        while self.rows:
-            task = self.rows[0]
-            if not task.job.is_cancelled:
-                yield task.row
-                task.job.has_started = True
-                self.generating[task.row] = task
-            self.rows.popleft()
+    def _waiting_rows(self) -> Iterator[tuple[TextInProgress, float]]:
+        """Yield texts in the queue for `TextDecoder.fitting`. A text starts when the next one is
+        requested."""
+        counts = Counter(task.job for task in self.generating.values())
+        for task in _take_turns(self.rows, counts):
+            yield task.row, _FRACTION if counts[task.job] else 1.0
+            self.generating[task.row] = task
+
+
+def _take_turns(queue: dict[Job[Any], deque[_T]], counts: Counter[Job[Any]]) -> Iterator[_T]:
+    """Yield tasks of the job with the fewest in the batch (`counts`); equal jobs take turns. A task
+    leaves the queue when the next one is requested."""
+    while queue:
+        # A copy, because the event loop can add jobs at any time.
+        job = min(tuple(queue), key=lambda job: counts[job])
+        tasks = queue[job]
+        if not job.is_cancelled:
+            yield tasks[0]
+            tasks.popleft()
+            job.has_started = True
+            counts[job] += 1
+        del queue[job]
+        if tasks and not job.is_cancelled:
+            queue[job] = tasks  # at the end
 
 
 def _delta(row: TextInProgress) -> Delta:
