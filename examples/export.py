@@ -78,4 +78,4 @@ def linear_nll(
 
 if __name__ == "__main__":
     run, out = sys.argv[1:]
-    torch.export.save(export_scorer(zipflm.load(run).model), out)
+    torch.export.save(export_scorer(zipflm.load(run, device="cpu").model), out)

@@ -127,7 +127,7 @@ def assert_equal_to_three_digits(found, expected):
         assert ours == pytest.approx(theirs, rel=2e-3, abs=2e-3), (found, expected)
 
 
-def test_commands_match_the_recording(tmp_path, monkeypatch, capsys):
+def test_commands_match_the_recording(tmp_path, one_thread_of_a_cpu, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     Path("sentences.txt").write_text(SENTENCES)

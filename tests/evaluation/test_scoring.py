@@ -187,6 +187,7 @@ def test_a_gpu_gives_the_same_numbers():
     cpu = scored(model, tokens, block=32, context=24)
     gpu = score(model, cut(tokens, block=32, context=24), device="cuda", ends_word=ALL_WORDS)
     np.testing.assert_allclose(cpu.nll, gpu.nll, atol=1e-3)
+    assert not any(weights.is_inference() for weights in model.parameters())
 
 
 def test_reports_progress_for_every_token_once(model):

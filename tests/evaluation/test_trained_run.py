@@ -33,7 +33,10 @@ def trained(request, tmp_path_factory):
 
 
 def test_agrees_with_validation_during_training(trained):
-    report = evaluate(trained / "run", data=trained / "data", split="valid").report()
+    options = ScoringOptions(device="cpu")
+    report = evaluate(
+        trained / "run", data=trained / "data", split="valid", options=options
+    ).report()
     state = (trained / "run/checkpoints/update-00000002/state.json").read_text()
     valid = json.loads(state)["valid"]
     assert report["perplexity"] == pytest.approx(valid["perplexity"], rel=1e-5)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import zipflm
 import zipflm.cli
 from zipflm.data.encoding import TextEncoder
-from zipflm.evaluation.evaluate import evaluate
+from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.language.score_command import ScoreOptions, score_files
 
 LINES = ["ba de fila", "", "soro qqqq", "ba"]
@@ -136,7 +136,7 @@ def test_running_lines_match_evaluate(run, tmp_path):
     path.write_text("\n".join(sentences(5, 50)) + "\n")
     lm = zipflm.load(run, device="cpu")
     _, (row,) = rows_of(lm, path, lines="running", per="total")
-    found = evaluate(lm.run, text=path)
+    found = evaluate(lm.run, text=path, options=ScoringOptions(device="cpu"))
     lines, words, _, logprob, perplexity = row.split("\t")
     assert (int(lines), int(words)) == (50, found.scores.protocol.words)
     assert float(logprob) == pytest.approx(-found.scores.nll_sum, rel=1e-6)

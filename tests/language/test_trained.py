@@ -322,9 +322,8 @@ def test_character_models_read_unseen_words(spelling_run, tmp_path):
     assert unseen >= len(lm.vocabulary)
     assert torch.equal(*layer(torch.tensor([[unseen], [25]])))
     (tmp_path / "text").write_text("\n".join(texts) + "\n")
-    scored = evaluate(
-        spelling_run, text=tmp_path / "text", options=ScoringOptions(break_mode="sentence")
-    ).scores
+    options = ScoringOptions(break_mode="sentence", device="cpu")
+    scored = evaluate(spelling_run, text=tmp_path / "text", options=options).scores
     words = [word for text in lm.score(texts) for word in text.words]
     assert scored.nll == pytest.approx([-word.logprob for word in words], abs=1e-5)
 

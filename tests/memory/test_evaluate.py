@@ -62,7 +62,8 @@ def test_does_not_depend_on_the_batch_size(lm, data, break_mode, context):
 
 
 def test_reported_memories_are_valid_options(lm, data):
-    evaluation = evaluate(lm.run, data=data, split="valid", options=ScoringOptions(memory=NAMES))
+    options = ScoringOptions(memory=NAMES, device="cpu")
+    evaluation = evaluate(lm.run, data=data, split="valid", options=options)
     names = evaluation.report()["memory"]
     assert names[0] == "cache:30,weight=0.2,temperature=0.1,reset=none"
     assert [f"memory      {name}" for name in names] == [

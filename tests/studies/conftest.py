@@ -13,7 +13,7 @@ def _one_thread(one_thread):
 def _quick(monkeypatch):
     """Skip figures, which have their own tests, and garbage collection before every member."""
     monkeypatch.setattr("zipflm.studies.report.save_figures", lambda study, folder: [])
-    monkeypatch.setattr("zipflm.studies.compare.gc", SimpleNamespace(collect=lambda: 0))
+    monkeypatch.setattr("zipflm.training.throughput.gc", SimpleNamespace(collect=lambda: 0))
 
 
 @pytest.fixture(scope="session")

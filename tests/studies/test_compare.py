@@ -166,7 +166,8 @@ def test_totals_match_evaluate_and_the_bins(data, whole_study):
     for row, folder in zip(table["rows"], (data / "bpe", data), strict=True):
         assert row["problem"] == ""
         run = whole_study.run_of(row["model"])
-        report = evaluate(run, data=folder, split="test").report()
+        options = ScoringOptions(device="cpu")
+        report = evaluate(run, data=folder, split="test", options=options).report()
         assert row["perplexity_test"] == pytest.approx(report["perplexity"])
         for name in ("loss_by_word_frequency", "loss_by_previous_word_frequency"):
             bins = table[name]

@@ -60,7 +60,9 @@ def test_does_not_record_on_a_cpu(word_data):
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_recorded_updates_equal_plain_ones(word_data, optimizer, precision):
+def test_recorded_updates_equal_plain_ones(word_data, optimizer, precision, monkeypatch):
+    # The default stream can be that of another GPU.
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", object())
     overrides = [f"training.dtype={precision}", "training.compile=true"]
     dropouts = ["decoder.dropout=0.1", "decoder.relu_dropout=0.1", "decoder.attention_dropout=0.1"]
     learner, config = learner_on("cuda", word_data, optimizer, *overrides, *dropouts)

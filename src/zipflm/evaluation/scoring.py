@@ -162,7 +162,8 @@ def start_scoring(
     vectors, targets, positions, nll without memories, and mixture. The result raises ValueError if
     a log-probability is not finite.
     """
-    model = model.to(device).eval()
+    with torch.inference_mode(False):  # so that moved weights can still be trained
+        model = model.to(device).eval()
     ids = np.asarray(ids)  # a plain array is faster to index than np.memmap
     nll = np.full(len(ids), np.nan, dtype=np.float32)
     positions = scored = bad = 0

@@ -410,8 +410,8 @@ def _run_rows(
     # From one segment to the next, the program, the block of rows, or both increase, so their sum
     # is a unique index.
     num_segments = programs + triton.cdiv(num_rows, meta["ROWS"])
-    lse_SR = torch.empty(num_segments, meta["ROWS"], device=device)
-    mean_SRE = torch.empty(*lse_SR.shape, width if with_mean else 0, device=device)
+    lse_SR = torch.empty(num_segments, meta["ROWS"], dtype=torch.float32, device=device)
+    mean_SRE = lse_SR.new_empty(*lse_SR.shape, width if with_mean else 0)
     sizes = len(weight_VE), width
     rows_kernel[(programs,)](
         *(hidden_NE, weight_VE, active.num_active, lse_SR, mean_SRE, *sizes),
@@ -419,7 +419,7 @@ def _run_rows(
         **meta,
     )
     targets_N = targets_N.contiguous()
-    nll_N = torch.empty(num_rows, device=device)
+    nll_N = torch.empty(num_rows, dtype=torch.float32, device=device)
     lse_N = torch.empty_like(nll_N)
     d_hidden_NE = torch.empty_like(hidden_NE if with_mean else mean_SRE[0, :0])
     if num_rows:

@@ -121,7 +121,8 @@ def _start(out: Path, plan: StorePlan) -> None:
 @torch.inference_mode()
 def _write(run: LoadedRun, batches: Batches, plan: StorePlan, device: str, out: Path) -> None:
     """Append the keys and tokens that are not on disk yet."""
-    model = run.model.to(device).eval()
+    with torch.inference_mode(False):  # so that moved weights can still be trained
+        model = run.model.to(device).eval()
     carry_state = plan.blocks.break_mode == "stream" and model.config.decoder.has_constant_state
     states = model.decoder.new_state(1, 0) if carry_state else None
     with (out / KEYS_FILE).open("ab") as keys_file, (out / VALUES_FILE).open("ab") as values_file:

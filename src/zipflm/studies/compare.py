@@ -7,7 +7,6 @@ stop.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
@@ -59,7 +58,7 @@ from zipflm.studies.study import Study, Tried, build_study, split_text
 from zipflm.training import throughput
 from zipflm.training.checks import check_data, check_run_folder, require_same_config
 from zipflm.training.stream import accumulation
-from zipflm.training.throughput import device_name, reset_peak_memory
+from zipflm.training.throughput import device_name
 from zipflm.training.trainer import train as train_run
 
 T = TypeVar("T")
@@ -144,9 +143,6 @@ class Runner:
         display.set_stage(plan, "training")
         folder = plan.run.path
         folder.mkdir(parents=True, exist_ok=True)
-        # Otherwise the peak memory could be that of an earlier, larger member.
-        gc.collect()
-        reset_peak_memory(self.process.device)
         output = folder / f"output-{self.process.rank}.txt"
         with output.open("a", encoding="utf-8") as file, redirect_stdout(file):
             self.stopped = not train_run(

@@ -96,8 +96,13 @@ class UpdateRunner:
         stop = torch.zeros(1, dtype=dtype_of_sums(device), device=device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
+        # By default, torch captures on the GPU of the first graph of the process.
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Other threads, such as the loader, can pin memory during the capture.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(device),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             result = step.update(self._learner, copies, stop)
         inputs = [tensor for batch in copies for tensor in batch.tensors]
         return _Recording(graph, inputs, stop, result)

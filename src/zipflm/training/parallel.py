@@ -177,10 +177,6 @@ def sharded_precision(precision: Precision, is_accumulated: bool) -> MixedPrecis
     )
 
 
-def is_sharded(scorer: nn.Module) -> bool:
-    return isinstance(scorer, FSDPModule)
-
-
 @contextmanager
 def accumulating(scorer: nn.Module, is_last: bool) -> Iterator[None]:
     """Exchange gradients only after the last micro-batch of an update."""

@@ -63,6 +63,7 @@ def train(
         StopSignal(is_single_process=process.world_size == 1) as stop,
         process.enter_on_first(folder.lock()),
     ):
+        throughput.reset_peak_memory(process.device)  # earlier models do not count
         checks.check_processes(config, data, process)
         run = setup.open_run(
             config, data, folder, process, resume=resume, other_text=other_text, initial=initial

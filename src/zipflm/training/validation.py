@@ -106,8 +106,8 @@ def _score(run: Run, tokens: TokenArray) -> Sums:
         world_size=process.world_size,
     )
     # FSDP gathers weights in the forward of the scorer. Otherwise the model is called directly.
-    sharded = parallel.is_sharded(learner.scorer)
-    score = learner.scorer if sharded else learner.model.nll
+    is_sharded = parallel.should_shard(process, run.config.training)
+    score = learner.scorer if is_sharded else learner.model.nll
     learner.model.eval()
     own = batches.epoch(0)
     if run.config.input.spells_words:
