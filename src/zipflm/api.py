@@ -272,7 +272,7 @@ def evaluate(
             options=options,
             encoding=encoding,
             errors=errors,  # type: ignore[arg-type]  # checked by the callee
-            share=process,
+            process=process,
         )
 
 

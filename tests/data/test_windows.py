@@ -9,7 +9,7 @@ from token_streams import SENTENCES, stream
 
 from zipflm.config import Blocks
 from zipflm.data import windows as windows_module
-from zipflm.data.windows import RunLengths, cut, group, rows
+from zipflm.data.windows import RunLengths, cut, group, require_short_lines, rows
 
 
 @given(SENTENCES, st.integers(1, 14), st.integers(1, 5))
@@ -31,6 +31,19 @@ def test_complete_blocks_contain_as_many_sentences_as_fit(lengths, size):
         assert end - start <= size or len(inside) == 1
         after = tokens.offsets[tokens.offsets > end]
         assert len(after) == 0 or after[0] - start > size
+
+
+@pytest.mark.parametrize(("block", "limit"), [(512, 16_384), (8_192, 32_768)])
+@pytest.mark.parametrize("break_mode", ["none", "stream", "complete", "sentence"])
+def test_rejects_lines_far_longer_than_a_block(break_mode, block, limit):
+    blocks = Blocks(break_mode=break_mode, block=block)
+    require_short_lines(stream([limit, 3]).longest_sentence, blocks, "a.txt", "cut them")
+    longest = stream([3, limit + 1]).longest_sentence
+    if break_mode in ("none", "stream"):
+        require_short_lines(longest, blocks, "a.txt", "cut them")
+        return
+    with pytest.raises(ValueError, match=rf"a.txt: has a line of {limit + 1:,} .*; cut them"):
+        require_short_lines(longest, blocks, "a.txt", "cut them")
 
 
 def all_rows(found):

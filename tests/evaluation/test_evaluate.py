@@ -240,6 +240,13 @@ def test_rejects_a_damaged_split(run, data, tmp_path):
     evaluate(run, data=tmp_path / "d", split="valid")
 
 
+def test_rejects_a_text_on_one_line(run, tmp_path):
+    (tmp_path / "text.txt").write_text("a b " * 10_000)
+    message = error_of("evaluate", run, "--text", tmp_path / "text.txt", "--break", "complete")
+    assert f"{tmp_path / 'text.txt'}: has a line of 20,001 tokens" in message
+    assert "use --break none" in message
+
+
 def test_explains_a_full_temporary_disk(run, monkeypatch):
     def token_writer(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -16,10 +16,10 @@ from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
 CUTS = {
-    "blocks": ScoringOptions(block=16, context=4, break_mode="none", batch_tokens=32),
-    "lines": ScoringOptions(block=16, break_mode="complete", batch_tokens=48),
+    "blocks": ScoringOptions(block=16, context=4, break_mode="none", batch_tokens=32, device="cpu"),
+    "lines": ScoringOptions(block=16, break_mode="complete", batch_tokens=48, device="cpu"),
     # Fewer batches than processes.
-    "one batch": ScoringOptions(break_mode="sentence", batch_tokens=100_000),
+    "one batch": ScoringOptions(break_mode="sentence", batch_tokens=100_000, device="cpu"),
 }
 
 
@@ -35,7 +35,7 @@ def score_all(trained, data, place):
     torch.set_num_threads(1)
     with started("cpu") as process:
         for name, options in CUTS.items():
-            found = evaluate(trained, data=data, split="valid", options=options, share=process)
+            found = evaluate(trained, data=data, split="valid", options=options, process=process)
             protocol = found.scores.protocol
             np.savez(
                 place / f"{name}-{process.rank}.npz",
@@ -51,7 +51,7 @@ def test_every_process_gets_the_nll_of_a_single_one(trained, word_data, tmp_path
     torch.set_num_threads(1)
     for name, options in CUTS.items():
         alone = evaluate(
-            trained, data=word_data.path, split="valid", options=options, share=SINGLE_PROCESS
+            trained, data=word_data.path, split="valid", options=options, process=SINGLE_PROCESS
         )
         protocol = alone.scores.protocol
         for rank in range(count):

@@ -143,6 +143,13 @@ def test_running_lines_match_evaluate(run, tmp_path):
     assert float(perplexity) == pytest.approx(found.scores.perplexity, rel=1e-6)
 
 
+def test_running_lines_must_not_be_far_longer_than_a_block(run, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("ba de " * 10_000)
+    with pytest.raises(ValueError, match="20,001 tokens.*; use --lines independent"):
+        rows_of(zipflm.load(run, device="cpu"), path, lines="running")
+
+
 def test_top_lists_alternatives(lm, text):
     header, rows = rows_of(lm, text, top=3)
     assert header.split("\t")[-2] == "top"

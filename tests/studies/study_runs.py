@@ -225,7 +225,7 @@ class FakeTrainer:
         return True
 
 
-def fake_score(run, data, splits, options, share):
+def fake_score(run, data, splits, options, process):
     """Constant losses, lower for names later in the alphabet."""
     level = 5.0 - 0.1 * (ord(run.parent.name[0]) - ord("A"))
     scores = {}

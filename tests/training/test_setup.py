@@ -82,6 +82,19 @@ def test_rejects_a_text_of_pieces(tmp_path):
         check_data(config_of(data), data)
 
 
+@pytest.mark.parametrize(("split", "key"), [("train", "break_mode"), ("valid", "eval_break_mode")])
+def test_rejects_a_text_on_one_line(tmp_path, split, key):
+    texts = {"train": "a b\n" * 20, "valid": "a b\n"} | {split: "a b " * 10_000}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    data = prepare(tmp_path / "d", {name: [tmp_path / name] for name in texts})
+    check_data(config_of(data, f"batches.{key}=none"), data)
+    for mode in ("complete", "sentence"):
+        message = rf"{split} split: has a line of 20,001 tokens.*; use batches.{key}=none"
+        with pytest.raises(ValueError, match=message):
+            check_data(config_of(data, f"batches.{key}={mode}"), data)
+
+
 def test_sparse_gradients_need_one_process_or_gloo(word_data):
     config = config_of(word_data, "tie=none", "input.sparse=true")
     check_processes(config, word_data, Process(0, 1, torch.device("cuda")))

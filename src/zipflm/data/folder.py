@@ -66,6 +66,11 @@ class SplitMetadata:
     sources: tuple[str, ...]
     """Names of the text files."""
 
+    @property
+    def is_in_pieces(self) -> bool:
+        """True if more than 5% of the words end in `@@`: the text is already split into pieces."""
+        return self.continued > 0.05 * self.words
+
 
 @dataclass(frozen=True, kw_only=True)
 class CodesMetadata:

@@ -38,6 +38,11 @@ class TokenArray:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def longest_sentence(self) -> int:
+        """Length of the longest sentence in tokens."""
+        return int(np.diff(self.offsets).max(initial=0))
+
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int] | NDArray[Any]]) -> TokenArray:
         """Concatenate sentences. `</s>` is not added."""

@@ -23,6 +23,8 @@ _PER_STEP = 1 << 14
 """Number of sentences or windows per step. Their arrays fit into the CPU cache."""
 _SMALL_BATCH_DIVISOR = 8
 """A batch with less than 1/8 of the token limit does not keep the device busy."""
+_MAX_UNCUT_TOKENS, _MAX_UNCUT_BLOCKS = 16_384, 4
+"""Longest line, in tokens or blocks, that becomes a single window. Attention is quadratic in it."""
 
 Positions = NDArray[np.int64]
 
@@ -47,6 +49,17 @@ class Rows:
     """The lengths of the windows."""
     windows: Callable[[Positions], Windows]
     """Returns the windows at the given positions, which count windows in batching order."""
+
+
+def require_short_lines(longest: int, blocks: Blocks, text: str, remedy: str) -> None:
+    """Raise ValueError if the longest line of a text is far longer than a block, and the break mode
+    does not cut lines."""
+    limit = max(_MAX_UNCUT_TOKENS, _MAX_UNCUT_BLOCKS * blocks.block)
+    if not blocks.has_one_length and longest > limit:
+        raise ValueError(
+            f"{text}: has a line of {longest:,} tokens, which break mode {blocks.break_mode} does "
+            f"not cut (limit: {limit:,}); {remedy}"
+        )
 
 
 def cut(tokens: TokenArray, break_mode: BreakMode, size: int) -> NDArray[Any]:

@@ -22,6 +22,7 @@ from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding
 from zipflm.data.vocabulary import CONTINUES
+from zipflm.data.windows import require_short_lines
 from zipflm.distributed.processes import SINGLE_PROCESS, Process, resolve_device
 from zipflm.evaluation.progress import progress_label
 from zipflm.evaluation.protocol import Evaluation
@@ -37,10 +38,6 @@ AnyPath = str | PathLike[str]
 # Default batch sizes: enough to keep the device busy. On a CPU, more would only use more memory.
 _CPU_TOKENS = 4_096
 _DEVICE_TOKENS = 32_768
-
-# A text counts as already split into pieces if more than this share of its words ends in a
-# continuation mark (subword-nmt's @@).
-_MAX_CONTINUED_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +98,13 @@ def evaluate(
     options: ScoringOptions | None = None,
     encoding: str = UTF_8,
     errors: Errors = "strict",
-    share: Process = SINGLE_PROCESS,
+    process: Process = SINGLE_PROCESS,
 ) -> Evaluation:
     """Score a split of a data folder (default: test) or a text with a checkpoint of a run.
 
     `encoding` and `errors` apply to the text; `errors="replace"` turns invalid bytes into U+FFFD.
     `checkpoint` is ignored if the run is already loaded. If several processes share the work
-    (`share`), each returns the full result.
+    (`process`), each returns the full result.
     """
     if (data is None) == (text is None):
         raise ValueError("data, text: give either a data folder or a text file")
@@ -119,7 +116,7 @@ def evaluate(
         raise ValueError(f"encoding={encoding}: only for a text; data folders are in UTF-8")
     if errors != "strict" and text is None:
         raise ValueError(f"errors={errors}: only for a text; data folders are in UTF-8")
-    if str(text) == "-" and share.world_size > 1:
+    if str(text) == "-" and process.world_size > 1:
         raise ValueError("text=-: several processes cannot share standard input; use a file")
     options = options or ScoringOptions()
 
@@ -128,20 +125,20 @@ def evaluate(
         options.resolved(loaded.config)  # reports errors before a long text is prepared
         return loaded
 
-    loaded = share.run_on_all(load)
-    with ExitStack() as stack:
-        if text is not None:
+    loaded = process.run_on_all(load)
+    if text is not None:
+        with ExitStack() as stack:
             prepared = _prepared(loaded, text, encoding, errors)
-            run_with_words, folder = share.run_on_all(lambda: stack.enter_context(prepared))
+            run_with_words, folder = process.run_on_all(lambda: stack.enter_context(prepared))
             scored = score_split(
-                run_with_words, folder, "test", options, source=str(text), share=share
+                run_with_words, folder, "test", options, source=str(text), process=process
             )
             return replace(scored, vocabulary=loaded.vocabulary.hash)
     assert data is not None
-    folder = share.run_on_all(
+    folder = process.run_on_all(
         lambda: data if isinstance(data, DataFolder) else DataFolder.open(data)
     )
-    return score_split(loaded, folder, split or "test", options, share=share)
+    return score_split(loaded, folder, split or "test", options, process=process)
 
 
 def score_split(
@@ -151,7 +148,7 @@ def score_split(
     options: ScoringOptions,
     *,
     source: str | None = None,
-    share: Process = SINGLE_PROCESS,
+    process: Process = SINGLE_PROCESS,
 ) -> Evaluation:
     """Score one split. Raises ValueError if the split was not prepared for this run, or is damaged.
 
@@ -159,11 +156,13 @@ def score_split(
     """
     chosen = options.resolved(run.config)
     in_order = bool(options.memory)
-    batches = share.run_on_all(lambda: batches_of(run, folder, split, chosen, in_order=in_order))
-    memories = share.run_on_all(lambda: open_memories(options.memory, run, chosen.device))
-    if memories is not None and memories.has_cache and share.world_size > 1:
+    batches = process.run_on_all(
+        lambda: batches_of(run, folder, split, chosen, in_order=in_order, source=source)
+    )
+    memories = process.run_on_all(lambda: open_memories(options.memory, run, chosen.device))
+    if memories is not None and memories.has_cache and process.world_size > 1:
         raise ValueError("memory=cache: needs the full text; run a single process")
-    share.require_same(
+    process.require_same(
         {"hash of the weights": run.weights_hash, "hash of the text": folder.split(split).sha256},
         "use the same folders, or copies of them, in all processes",
     )
@@ -176,7 +175,7 @@ def score_split(
             ends_word=ends_word(run.config, folder),
             precision=chosen.dtype,
             memories=memories,
-            share=share,
+            process=process,
         )
     seconds, metadata = time.perf_counter() - started, folder.split(split)
     # True if the vocabulary has words that the model can read, but not predict.
@@ -189,7 +188,7 @@ def score_split(
         source=str(folder.path) if source is None else source,
         split=split if source is None else None,
         vocabulary=run.vocabulary.hash,
-        device=_device_name(chosen.device, share.world_size),
+        device=_device_name(chosen.device, process.world_size),
         num_bytes=_text_bytes(run.config, folder, split),
         out_of_vocabulary=metadata.out_of_vocabulary
         + (scores.protocol.unk - metadata.unknown if has_input_words else 0),
@@ -198,18 +197,26 @@ def score_split(
 
 
 def batches_of(
-    run: LoadedRun, folder: DataFolder, split: str, options: ResolvedOptions, *, in_order: bool
+    run: LoadedRun,
+    folder: DataFolder,
+    split: str,
+    options: ResolvedOptions,
+    *,
+    in_order: bool,
+    source: str | None = None,
 ) -> Batches:
     """Return the batches of a split. If `in_order`, they follow the order of the text.
 
-    Raises ValueError if the split was not prepared for this run, or is damaged.
+    `source` is the name of the text in errors. Raises ValueError if the split was not prepared for
+    this run, has lines that are too long for the break mode, or is damaged.
     """
     _require_same_preparation(run, folder)
     _require_same_pieces(run, folder, split)
     folder.verify(split)
     tokens = folder.tokens(split)
-    if len(tokens) == 0:
-        raise ValueError(f"{folder.path}: the split {split} has no tokens; prepare it again")
+    text = f"{folder.path}, {split} split" if source is None else source
+    remedy = "use --break none, or a run with batches.eval_break_mode=none"
+    require_short_lines(tokens.longest_sentence, options.blocks, text, remedy)
     # The state is carried through the full text, so the text must stay in a single row.
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens
@@ -261,7 +268,7 @@ def _require_same_preparation(run: LoadedRun, folder: DataFolder) -> None:
 
 def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None:
     metadata = folder.split(split)
-    if folder.codes is not None and metadata.continued > _MAX_CONTINUED_SHARE * metadata.words:
+    if folder.codes is not None and metadata.is_in_pieces:
         raise ValueError(
             f"{run} splits words into pieces, but {metadata.continued} of the {metadata.words} "
             f"words of the text end in {CONTINUES}: it is already split; pass the original text "

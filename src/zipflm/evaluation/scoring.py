@@ -47,7 +47,7 @@ def score(
     ends_word: NDArray[np.bool_],
     precision: Precision = "float32",
     memories: Memories | None = None,
-    share: Process = SINGLE_PROCESS,
+    process: Process = SINGLE_PROCESS,
 ) -> TokenScores:
     """Return the nll of every token of a split, in the order of the text.
 
@@ -62,19 +62,19 @@ def score(
     """
     ids = batches.tokens.ids
     memory = None if memories is None else memories.stream().set_tokens(ids)
-    nll, positions, scored = share.run_on_all(
+    nll, positions, scored = process.run_on_all(
         lambda: start_scoring(
             model,
             ids,
-            batch_windows(batches, share),
+            batch_windows(batches, process),
             device=device,
             precision=precision,
             memory=memory,
             carry_state=batches.blocks.break_mode == "stream",
         )()
     )
-    if share.world_size > 1:
-        nll, positions, scored = _gather(nll, positions, scored, device, share)
+    if process.world_size > 1:
+        nll, positions, scored = _gather(nll, positions, scored, device, process)
     # The minimum is NaN if any value is.
     if scored != len(nll) or np.isnan(nll.min()):
         raise ValueError(
@@ -102,15 +102,17 @@ def predicted_ids(ids: NDArray[Any], num_predicted: int) -> NDArray[Any]:
     return np.where(is_beyond, UNKNOWN, ids).astype(ids.dtype) if is_beyond.any() else ids
 
 
-def batch_windows(batches: Batches, share: Process = SINGLE_PROCESS) -> Iterator[Windows]:
+def batch_windows(batches: Batches, process: Process = SINGLE_PROCESS) -> Iterator[Windows]:
     """Yield the windows of each batch that this process scores, and report progress.
 
     In break mode `stream`, the first process scores all batches, because each needs the state after
     the previous one.
     """
-    num_scorers = 1 if batches.blocks.break_mode == "stream" else share.world_size
+    num_scorers = 1 if batches.blocks.break_mode == "stream" else process.world_size
     total = len(batches.tokens.ids) // num_scorers
-    for index in range(share.rank, len(batches) if share.rank < num_scorers else 0, num_scorers):
+    for index in range(
+        process.rank, len(batches) if process.rank < num_scorers else 0, num_scorers
+    ):
         windows = batches.windows(0, index)
         report_progress(int((windows.end - windows.start).sum()), total)
         yield windows
@@ -121,13 +123,13 @@ def _gather(
     positions: int,
     scored: int,
     device: torch.device | str,
-    share: Process,
+    process: Process,
 ) -> tuple[NDArray[np.float32], int, int]:
     """Combine the results of all processes; each has NaN for the tokens of the others."""
     counts = torch.tensor([positions, scored], device=device)
-    positions, scored = share.all_reduce(counts).tolist()
+    positions, scored = process.all_reduce(counts).tolist()
     np.nan_to_num(nll, copy=False)
-    return share.all_reduce(torch.from_numpy(nll).to(device)).cpu().numpy(), positions, scored
+    return process.all_reduce(torch.from_numpy(nll).to(device)).cpu().numpy(), positions, scored
 
 
 class StreamScores(NamedTuple):

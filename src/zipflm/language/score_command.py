@@ -20,6 +20,7 @@ from zipflm.config.checks import Checked
 from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding, line_groups, shown, stored_size
 from zipflm.data.vocabulary import END
+from zipflm.data.windows import require_short_lines
 from zipflm.evaluation.progress import report_progress
 from zipflm.language.engine import ScoredDocument, scored_documents, scored_lines
 from zipflm.language.files import decode_line
@@ -127,11 +128,20 @@ def _scored_file(
     the progress bar."""
     groups = _encoded(lm, name, options, total)
     if options.lines == "running":
-        lines = chain.from_iterable(groups)
+        lines = _short_lines(lm, chain.from_iterable(groups), shown(name))
         return scored_lines(lm.engine, lines, prefix, lm.running_blocks)
     # Yield the scores of available lines before waiting for more input.
     top = 0 if lm.engine.unit == "bpe" else options.top
     return chain.from_iterable(scored_documents(lm.engine, lines, prefix, top) for lines in groups)
+
+
+def _short_lines(
+    lm: TrainedModel, lines: Iterator[EncodedText], name: str
+) -> Iterator[EncodedText]:
+    remedy = "use --lines independent, or a run with batches.eval_break_mode=none"
+    for line in lines:
+        require_short_lines(len(line.ids), lm.running_blocks, name, remedy)
+        yield line
 
 
 def _encoded(

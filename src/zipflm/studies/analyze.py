@@ -136,18 +136,18 @@ def _score(
     words: DataFolder,
     options: ScoringOptions,
     context_sizes: Sequence[int],
-    share: processes.Process,
+    process: processes.Process,
 ) -> tuple[StudyMember, list[ContextScore]]:
     """Score a run. Return it as a member, and its perplexities with each context size."""
     splits = scored_splits(words)
-    run = share.run_on_all(lambda: load_run(checkpoint.path))
+    run = process.run_on_all(lambda: load_run(checkpoint.path))
     member = make_member(
-        plan, words, splits[-1], scored=score_run(run, plan.data, splits, options, share)
+        plan, words, splits[-1], scored=score_run(run, plan.data, splits, options, process)
     )
     contexts = []
     for size in context_sizes:
         chosen = replace(options, context=size)
-        scores = score_run(run, plan.data, splits, chosen, share).splits
+        scores = score_run(run, plan.data, splits, chosen, process).splits
         contexts.append(
             ContextScore(
                 label=plan.label,

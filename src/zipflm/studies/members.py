@@ -131,11 +131,11 @@ def score_run(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Process = SINGLE_PROCESS,
+    process: Process = SINGLE_PROCESS,
 ) -> ScoredRun:
     by_split = {}
     for split in splits:
-        scores = score_split(run, data, split, options, share=share).scores
+        scores = score_split(run, data, split, options, process=process).scores
         by_split[split] = WordScores(scores.words(), scores.protocol)
     return ScoredRun(run.checkpoint.name, by_split)
 
@@ -145,25 +145,24 @@ def score_once(
     data: DataFolder,
     splits: Sequence[str],
     options: ScoringOptions,
-    share: Process = SINGLE_PROCESS,
+    process: Process = SINGLE_PROCESS,
 ) -> ScoredRun:
     """Score splits with the newest checkpoint of a run, and save the scores in the run folder.
 
     Saved scores of the same checkpoint, text and options are read instead.
     """
-    checkpoint = share.run_on_all(lambda: RunFolder(run).choose("newest"))
+    checkpoint = process.run_on_all(lambda: RunFolder(run).choose("newest"))
     by_split: dict[str, WordScores] = {}
     loaded: LoadedRun | None = None
     for split in splits:
         path = _scores_path(run, split, options.memory)
-        key = share.run_on_all(partial(_key, run, checkpoint, data, split, options))
+        key = process.run_on_all(partial(_key, run, checkpoint, data, split, options))
         saved = _find_saved(path, key, data.split(split))
         # If one process has no saved scores, all of them score.
-        if any(share.all_gather(saved is None)) or saved is None:
-            loaded = loaded or share.run_on_all(lambda: load_run(checkpoint.path))
-            saved = score_run(loaded, data, [split], options, share).splits[split]
-            is_first = share.rank == 0
-            share.run_on_all(partial(_save, path, key, saved) if is_first else lambda: None)
+        if any(process.all_gather(saved is None)) or saved is None:
+            loaded = loaded or process.run_on_all(lambda: load_run(checkpoint.path))
+            saved = score_run(loaded, data, [split], options, process).splits[split]
+            process.run_on_first(partial(_save, path, key, saved))
         by_split[split] = saved
     return ScoredRun(checkpoint.name, by_split)
 

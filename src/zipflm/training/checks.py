@@ -13,6 +13,7 @@ from zipflm import __version__
 from zipflm.config import Config, require
 from zipflm.data.folder import CODES_FILE, METADATA_FILE, VOCABULARY_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
+from zipflm.data.windows import require_short_lines
 from zipflm.distributed.processes import Process
 from zipflm.field_help import fields_of
 from zipflm.model.language_model import LanguageModel
@@ -22,9 +23,6 @@ from zipflm.runs.load import empty_model
 from zipflm.runs.records import Provenance
 from zipflm.training.schedule import stretch_schedule
 from zipflm.training.stream import accumulation, tokens_per_batch, training_batches
-
-_MAX_SHARE_OF_CONTINUED_WORDS = 0.05
-"""If a larger fraction of the words end in subword-nmt's @@, the text counts as split by BPE."""
 
 _FIXED = ("batches.unit", "training.optimizer", "training.seed")
 """Settings of batches and training that cannot change when a run is resumed. With another seed,
@@ -40,11 +38,7 @@ def check_data(config: Config, data: DataFolder) -> None:
             f"prepare a folder {remedy}, or choose another factorization"
         )
     train = data.metadata.splits.get("train")
-    if (
-        train
-        and data.unit == "word"
-        and train.continued > _MAX_SHARE_OF_CONTINUED_WORDS * train.words
-    ):
+    if train and data.unit == "word" and train.is_in_pieces:
         raise ValueError(
             f"{data.path}: {train.continued:,} of the {train.words:,} words of its training text "
             f"end in {CONTINUES}: it is already split into pieces; prepare the original text "
@@ -61,6 +55,14 @@ def check_data(config: Config, data: DataFolder) -> None:
         config.training.patience,
         f"needs a validation set, but {data.path} has none; prepare it with --valid",
     )
+    for split, blocks, key in (
+        ("train", config.batches.blocks, "break_mode"),
+        ("valid", config.batches.eval_blocks, "eval_break_mode"),
+    ):
+        if split in data.splits:
+            longest = data.tokens(split).longest_sentence
+            text, remedy = f"{data.path}, {split} split", f"use batches.{key}=none"
+            require_short_lines(longest, blocks, text, remedy)
 
 
 def check_run_folder(
@@ -74,7 +76,8 @@ def check_run_folder(
     if not run.holds_a_run:
         if done:
             raise ValueError(
-                f"{run.path}: has checkpoints but no config.json; choose another folder"
+                f"{run.path}: has checkpoints but no config.json; restore it, or choose another "
+                "folder"
             )
         if (run.path / METADATA_FILE).exists():
             raise ValueError(f"{run.path}: this is a data folder; choose another folder")
