@@ -105,6 +105,12 @@ def test_tuning_prints_a_table_and_applies_the_weights(call):
         ("list.tsv --weights lm=1,lm=2", "--weights lm=2: write NAME=VALUE"),
         ("list.tsv --scores-out file", "--scores-out: only for --format kaldi"),
         ("list.tsv --costs ac=a --costs ac=b", "--costs ac=b: write NAME=VALUE"),
+        ("list.tsv --out list.tsv", "--out list.tsv: would overwrite an input; choose another"),
+        ("list.tsv --out refs --reference refs", "--out refs: would overwrite an input"),
+        (
+            "a --format kaldi --costs ac=refs --scores-out refs",
+            "--scores-out refs: would",
+        ),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(call, tmp_path, arguments, message):
@@ -153,6 +159,12 @@ def test_ensemble_perplexity(call, scores, tmp_path):
     assert json.loads(out)["perplexity"] == pytest.approx(expected, abs=1e-4)
 
 
+def test_evaluates_a_single_score_file(call, scores):
+    _, out, _ = call("evaluate", "a.tsv", "--json")
+    expected = (0.5 * 0.1 * 0.8) ** (-1 / 3)
+    assert json.loads(out)["perplexity"] == pytest.approx(expected, abs=1e-4)
+
+
 def test_fits_ensemble_weights(call, scores):
     _, out, _ = call("evaluate", "a.tsv", "b.tsv", "--weights", "fit", "--json")
     _, equal, _ = call("evaluate", "a.tsv", "b.tsv", "--json")
@@ -169,6 +181,7 @@ def test_stdout_has_only_scores_with_out_dash(call, scores):
     ("arguments", "message"),
     [
         (". a.tsv", ".: evaluate one run at a time; to average runs, score the same text"),
+        ("a.tsv b.tsv --out b.tsv", "--out b.tsv: would overwrite an input; choose another file"),
         ("a.tsv b.tsv --weights 1", "--weights 1: 1 weights for 2 files"),
         ("a.tsv b.tsv --weights 1,x", "--weights 1,x: write numbers separated by commas"),
         ("a.tsv other.tsv", "other.tsv: line 3: 'dog' is word 2 of text line 1, but in a.tsv, "),

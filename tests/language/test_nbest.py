@@ -125,7 +125,7 @@ def test_moses_features(write):
         ("tsv", "id\ttext\tac\nu\ta\t1\nu\ta\n", "line 3: has 2 fields, but the header has 3"),
         ("tsv", "id\ttext\tac\nu\ta\t\n", "line 2: the column ac must be a finite number, not ''"),
         ("tsv", "id\ttxt\nu\ta\n", "line 1: must be a header with id, text"),
-        ("tsv", "id\ttext\n", "list: the file is empty"),
+        ("tsv", "id\ttext\n", "list: contains no hypotheses"),
         ("tsv", "id\ttext\tac\tac\n", "line 1: must have each column once"),
     ],
 )

@@ -68,4 +68,12 @@ def test_rejects_impossible_destinations(tmp_path):
         with pytest.raises(ValueError, match=message):
             check_destination("--out", name)
     for name in (None, "-", "/dev/null", str(tmp_path / "out.txt")):
-        check_destination("--out", name)
+        check_destination("--out", name, ["-", "/dev/null", "absent"])
+
+
+def test_rejects_inputs_as_destinations(tmp_path):
+    (tmp_path / "in.txt").touch()
+    (tmp_path / "link").symlink_to("in.txt")
+    for name, file in [("in.txt", "in.txt"), ("link", "in.txt"), ("in.txt", "link")]:
+        with pytest.raises(ValueError, match=f"--out .*{name}: would overwrite an input"):
+            check_destination("--out", str(tmp_path / name), ["-", str(tmp_path / file)])

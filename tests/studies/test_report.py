@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from studies import example_study as example
 
-from zipflm.studies.report import write_report
+from zipflm.studies.report import require_report_folder, write_report
 
 
 def test_writes_all_files(tmp_path, monkeypatch):
@@ -37,6 +37,15 @@ def test_reports_differences_without_interval(tmp_path, others):
     assert "no interval" in text
     pairs = [line for line in text.splitlines() if "| ADP-T against SM |" in line]
     assert pairs and all(line.endswith("| no interval | not significant |") for line in pairs)
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.json", "report.md"])
+def test_replaces_only_files_of_reports(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"out=.*: {name} is not from an earlier report; choose"):
+        require_report_folder(tmp_path)
+    write_report(example.study_of(example.member("SM")), tmp_path)
+    require_report_folder(tmp_path)
 
 
 def test_report_of_failures_only(tmp_path):

@@ -112,7 +112,7 @@ def evaluate(
     from zipflm import api
     from zipflm.distributed import processes
 
-    if len(runs) > 1:
+    if len(runs) > 1 or os.path.isfile(runs[0]):
         _check_score_files(ctx, runs)
         _average(runs, weights, out, as_json)
         return
@@ -144,7 +144,7 @@ def _average(files: list[str], weights: str | None, out: str | None, as_json: bo
     from zipflm.language.ensemble import ensemble
     from zipflm.language.files import check_destination
 
-    check_destination("--out", out)
+    check_destination("--out", out, files)
     shares: tuple[float, ...] | Literal["fit"] | None = None
     if weights is not None:
         shares = "fit" if weights == "fit" else parse_numbers("--weights", [weights], float)

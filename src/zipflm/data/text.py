@@ -35,7 +35,7 @@ _STORED_BYTES = 1 << 12
 """Bytes of a .zst file to decompress per step. Four bytes can expand to 128 KiB, so this limits the
 memory that a malicious file can use."""
 _READ_BYTES = 1 << 20  # maximum bytes per read from other files
-_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _URL = re.compile(r"[a-z][a-z0-9+]+://.")  # a single letter is a Windows drive
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 """Raised when decompressing damaged files."""
@@ -171,7 +171,7 @@ def chunks(
     """
     encoding = check_encoding(encoding)
     is_stored = is_url(name) or os.path.isfile(name)  # not standard input or a pipe
-    if is_stored and not name.endswith(_SUFFIXES) and encoding == UTF_8:
+    if is_stored and not name.endswith(COMPRESSED) and encoding == UTF_8:
         yield from _ranges(name, size)
         return
     start = 0

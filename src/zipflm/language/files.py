@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from zipflm.data.text import STDIN, line_groups, shown
+from zipflm.data.text import COMPRESSED, STDIN, line_groups, shown
 from zipflm.messages import escape_controls
 from zipflm.storage import atomic_write, report_full_disk
 
@@ -34,15 +34,12 @@ def decode_line(name: str, number: int, line: bytes, other_remedies: str = "") -
     raise ValueError(f"{shown(name)}: line {number}: {problem}; {remedy}{other_remedies}")
 
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-
-
 class Writable(Protocol):
     def write(self, text: str, /) -> Any: ...
 
 
-def check_destination(option: str, name: str | None) -> None:
-    """Raise ValueError if an output file cannot be written."""
+def check_destination(option: str, name: str | None, inputs: Iterable[str] = ()) -> None:
+    """Raise ValueError if an output file cannot be written or is also an input."""
     if name is None or name == STDIN:
         return
     path = Path(name)
@@ -55,6 +52,9 @@ def check_destination(option: str, name: str | None) -> None:
         raise ValueError(f"{option} {name}: a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{option} {name}: no folder {path.parent}; create it first")
+    for file in inputs:
+        if path.is_file() and os.path.exists(file) and os.path.samefile(name, file):
+            raise ValueError(f"{option} {name}: would overwrite an input; choose another file")
 
 
 @contextmanager

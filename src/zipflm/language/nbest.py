@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zipflm.data.text import shown
-from zipflm.language.files import COMPRESSED, numbered_lines
+from zipflm.data.text import COMPRESSED, shown
+from zipflm.language.files import numbered_lines
 from zipflm.messages import quoted, unquoted
 
 WORDS, TOTAL = "words", "total"
@@ -270,7 +270,7 @@ def read_lists(name: str, format: Format) -> list[list[Entry]]:
     for entry in _entries(name, format):
         lists.setdefault(entry.utterance, []).append(entry)
     if not lists:
-        raise ValueError(f"{shown(name)}: the file is empty; use another file")
+        raise ValueError(f"{shown(name)}: contains no hypotheses; use another file")
     return list(lists.values())
 
 

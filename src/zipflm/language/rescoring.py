@@ -68,8 +68,9 @@ def rescore_file(
     if tuned and reference is None:
         raise ValueError("--tune: needs --reference with the transcripts")
     check_name(name)
-    check_destination("--out", out)
-    check_destination("--scores-out", scores_out)
+    inputs = [file, *filter(None, [reference]), *(scores or {}).values(), *(costs or {}).values()]
+    check_destination("--out", out, inputs)
+    check_destination("--scores-out", scores_out, inputs)
     chosen_format = open_format(file, format, scores, costs)
     if scores_out is not None and not isinstance(chosen_format, Kaldi):
         raise ValueError("--scores-out: only for --format kaldi; leave it out")

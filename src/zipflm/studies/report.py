@@ -27,6 +27,7 @@ from zipflm.studies.study import ModelRow, Study
 from zipflm.studies.tables import EMPTY, PAPER, Column, columns, is_best
 
 TABLE = "table.json"
+_FILES = (TABLE, "table.csv", "table.tex", "report.md", "report.html")
 
 
 def write_report(study: Study, out: Path) -> Path:
@@ -36,22 +37,31 @@ def write_report(study: Study, out: Path) -> Path:
     with report_full_disk(out, FULL_DISK_REMEDY):
         out.mkdir(parents=True, exist_ok=True)
         save_figures(study, out / "figures")
+        # TABLE first: it marks the other files as replaceable, also if this process is killed.
+        atomic_write_text(out / TABLE, table + "\n")
         atomic_write_text(out / "table.csv", to_csv(study))
         atomic_write_text(out / "table.tex", to_latex(study, caption))
-        atomic_write_text(out / TABLE, table + "\n")
         atomic_write_text(out / "report.md", markdown(study))
         atomic_write_text(out / "report.html", html(study))
     return out / "report.html"
 
 
 def require_report_folder(out: Path, *, is_study: bool = False) -> None:
-    """Raise ValueError if a folder contains a run, data or (unless `is_study`) study members."""
+    """Raise ValueError if a folder contains a run, data, (unless `is_study`) study members, or
+    files that a report would replace and no earlier report wrote."""
     contents = {"config.json": "a run", "data.json": "prepared data"}
     if not is_study:
         contents[MEMBERS] = "a study"
     for name, content in contents.items():
         if (out / name).exists():
             raise ValueError(f"out={out}: already contains {content}; choose another folder")
+    if (out / TABLE).is_file() and b'"protocol": {' in (out / TABLE).read_bytes():
+        return
+    for name in _FILES:
+        if (out / name).exists():
+            raise ValueError(
+                f"out={out}: {name} is not from an earlier report; choose another folder"
+            )
 
 
 def html(study: Study) -> str:
