@@ -20,8 +20,9 @@ settings.register_profile(
 )
 settings.load_profile("busy machine")
 
-# Shells start background jobs, and thus their children, with SIGINT ignored.
+# Shells start background jobs, and thus their children, with SIGINT ignored, and nohup with SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # must be set before transformers is imported
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import typer.main
-from training_runs import command, environment
+from training_runs import call, command, environment
 from typer.testing import CliRunner
 
 import zipflm.cli
@@ -130,6 +130,13 @@ def test_ctrl_c_exits_with_130(monkeypatch):
     result = CliRunner().invoke(zipflm.cli.app, ["generate", "run"])
     assert result.exit_code == 130
     assert result.stderr == "zipflm: generate: interrupted\n"
+
+
+def test_ctrl_c_during_an_import_exits_with_130(tmp_path):
+    swallows = "try: signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: pass\n"
+    (tmp_path / "torch.py").write_text(f"import signal\n{swallows}")
+    done = call(command("generate", "run"), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "zipflm: interrupted\n")
 
 
 def test_pipes_get_utf_8_in_any_locale(imported_run, tmp_path, monkeypatch):

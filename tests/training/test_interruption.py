@@ -61,7 +61,9 @@ def test_a_run_killed_ten_times_ends_with_the_same_weights(word_data, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda n: n.name
+)
 def test_a_signal_saves_and_explains_how_to_resume(word_data, tmp_path, number):
     out = tmp_path / "run"
     with (tmp_path / "log").open("w") as log:

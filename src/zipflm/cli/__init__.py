@@ -11,8 +11,10 @@ once training has started). A running `serve` exits with 0 after either signal.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from types import FrameType
 from typing import TextIO
 
 # Importing these modules registers their commands.
@@ -24,7 +26,7 @@ from zipflm.cli import language as language
 from zipflm.cli import memory as memory
 from zipflm.cli import serve as serve
 from zipflm.cli import train as train
-from zipflm.cli.app import CLOSED_PIPE, app, print_error
+from zipflm.cli.app import CLOSED_PIPE, INTERRUPTED, app, print_error
 from zipflm.messages import describe_os_error
 
 _COMMAND_ORDER = (
@@ -41,6 +43,9 @@ def main() -> None:
     _set_openmp_waiting()
     _open_missing_streams()
     _configure_output_encoding()
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         _run()
     except (BrokenPipeError, SystemExit) as exit:
@@ -52,6 +57,20 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):  # Python flushes both at exit
             os.dup2(devnull, stream.fileno())
         sys.exit(CLOSED_PIPE)
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, or exit at once while a module is being imported: NumPy and torch
+    can swallow the exception and stay half imported."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"zipflm: interrupted\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _run() -> None:

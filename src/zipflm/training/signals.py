@@ -1,4 +1,4 @@
-"""Handle SIGTERM and Ctrl-C as requests to stop after the current update."""
+"""Handle SIGTERM, SIGHUP and Ctrl-C as requests to stop after the current update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # It starts on a new line, because the current one can hold a progress bar and ^C.
 _MESSAGE = (
     b"\nzipflm: stopping after this update, then saving; "
@@ -45,7 +45,9 @@ class StopSignal:
         is_main = threading.current_thread() is threading.main_thread()
         if not self._previous_handlers and is_main:  # only the main thread can set handlers
             self._previous_handlers = {
-                number: signal.signal(number, self._request) for number in _SIGNALS
+                number: signal.signal(number, self._request)
+                for number in _SIGNALS
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup
             }
 
     def _request(self, number: int, frame: FrameType | None) -> None:
