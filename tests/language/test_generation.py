@@ -179,6 +179,7 @@ def test_reports_unknown_words_in_the_prompt(adp):
     ("options", "reason"),
     [
         ({"temperature": -1.0}, "temperature=-1.0: must be a finite number, 0 or more"),
+        ({"temperature": None}, "temperature=None: must be a finite number, 0 or more"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_k": -1}, "top_k=-1"),
         ({"top_p": 0.0}, "top_p=0.0"),

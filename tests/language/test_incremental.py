@@ -1,9 +1,13 @@
 """`TrainedModel.start`, `advance`, `encode`, `embedding` and `similar`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from loaded_models import loaded
+
+from zipflm.language.model import TrainedModel
 
 TEXT = "ba de ba fila\nsoro ba\n"
 STEPS = ["ba", "de", "ba", "fila", "\n", "soro", "ba", "\n"]
@@ -48,6 +52,12 @@ def test_advance_many_matches_advance(lm):
     assert lm.advance_many([], []) == []
     with pytest.raises(ValueError, match="1 words for 4 states"):
         lm.advance_many(states, ["ba"])
+
+
+def test_rejects_states_of_another_model(adp):
+    other = TrainedModel(replace(adp.run, weights_hash="other"))
+    with pytest.raises(ValueError, match="states: of another model"):
+        adp.advance(other.start("ba"), "de")
 
 
 def test_reads_a_state_once(adp, monkeypatch):
@@ -136,3 +146,5 @@ def test_generate_accepts_the_argument_names_of_transformers(adp):
     assert len(ours) == 2
     streamed = adp.stream("ba", max_new_tokens=4, seed=1, lines=0)
     assert "".join(word.text for word in streamed) == ours[0].continuation
+    unset = adp.stream("ba", max_words=4, max_new_tokens=None, seed=1, lines=0)
+    assert "".join(word.text for word in unset) == ours[0].continuation

@@ -49,7 +49,11 @@ class Checked:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for name, bound in _bounds(kind).items():
-            self.require(name, bound.holds(getattr(self, name)), bound.remedy)
+            try:
+                holds = bound.holds(getattr(self, name))
+            except TypeError:  # a value of another type
+                holds = False
+            self.require(name, holds, bound.remedy)
 
     def require(self, field: str, condition: bool, remedy: str) -> None:
         """Raise ValueError unless the condition holds. `field` can be a path (`input.sparse`)."""

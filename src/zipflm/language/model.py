@@ -205,7 +205,7 @@ class TrainedModel:
 
     def perplexity(self, text: str) -> float:
         """Return the perplexity per word, line ends included."""
-        return self.score(text).perplexity
+        return self.score([text])[0].perplexity
 
     # --- Ids and embeddings ---
 
@@ -264,7 +264,7 @@ class TrainedModel:
 
     def start(self, prefix: str = "") -> TextState:
         """Return the state of an empty text, or the state after `prefix`."""
-        return start(self.engine, self.reader.prefix(prefix))
+        return start(self.engine, self.run.weights_hash, self.reader.prefix(prefix))
 
     def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
         """Return log p(word | state) in nats, and the state after the word; "\\n" ends a line.
@@ -284,6 +284,8 @@ class TrainedModel:
             raise ValueError(
                 f"{len(words)} words for {len(states)} states; give one word per state"
             )
+        if any(state.weights_hash != self.run.weights_hash for state in states):
+            raise ValueError("states: of another model; continue states from `start` of this model")
         ids = [self.encode(word) for word in words]
         for word, word_ids in zip(words, ids, strict=True):
             if not word_ids:
@@ -375,8 +377,8 @@ class TrainedModel:
     def stream(self, prompt: str = "", **options: Any) -> Iterator[GeneratedWord]:
         """Yield the words of one continuation as they are generated. Takes the options of
         `generate`, except `num` and `num_return_sequences`."""
-        if "max_new_tokens" in options:
-            options["max_words"] = options.pop("max_new_tokens")
+        if (limit := options.pop("max_new_tokens", None)) is not None:
+            options["max_words"] = limit
         sampling = SamplingOptions(**options)
         yield from TextGenerator(self.engine, self.reader, prompt, sampling, 1).words()
 

@@ -69,7 +69,7 @@ def most_likely_words_at(
 
 
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:
-    if not 1 <= k <= reader.num_predicted:
+    if not (isinstance(k, int | np.integer) and 1 <= k <= reader.num_predicted):
         raise ValueError(
             f"{name}={k}: must be from 1 to {reader.num_predicted}, the number of words or pieces "
             "that the model predicts"

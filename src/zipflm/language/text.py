@@ -53,6 +53,10 @@ class EncodedText:
         """Start and end of each word in the text."""
         return self.find_spans()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, with the spans instead of the function that finds them."""
+        return self.__dict__ | {"spans": self.spans, "find_spans": None}
+
     @cached_property
     def is_unknown(self) -> NDArray[np.bool_]:
         """Per word: True if the word, or a piece of it, is scored as `<unk>`."""
