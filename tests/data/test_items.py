@@ -162,7 +162,7 @@ def write_open_header(path):
             lambda path: np.savez(path, ids=np.array([1, 2, -3]), offsets=np.array([0, 2, 3])),
             "contains -3; ids",
         ),
-        ("a.txt", lambda path: path.write_text("1 2\n3 -4\n"), "'-4' is not an id"),
+        ("a.txt", lambda path: path.write_text("1 2\n3 -4\n"), "a.txt: line 2: '-4' is not an id"),
         ("a.txt", lambda path: path.write_text("007\n"), "'007' is not an id.* zeros"),
         ("a.txt", lambda path: path.write_text(""), "empty"),
         ("a.txt", lambda path: path.write_text("\n\n"), "no words in the train split"),
@@ -198,7 +198,7 @@ def test_rejects_ids_without_a_name(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("a\nb\n")
     source = as_text(tmp_path / "ids.txt", [[0, 2]])
-    with pytest.raises(ValueError, match="2 lines, but id 2 needs line 3"):
+    with pytest.raises(ValueError, match="names.txt: has 2 lines, but id 2 needs line 3"):
         folder(tmp_path, source, names=names)
 
 

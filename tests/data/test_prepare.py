@@ -12,6 +12,7 @@ from zipflm.config import Splitting
 from zipflm.data.bpe import join
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
+from zipflm.data.vocabulary import Vocabulary
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 TEXTS = {split: [GOLDEN / "text" / f"{split}.txt"] for split in ("train", "valid", "test")}
@@ -261,3 +262,15 @@ def test_warns_about_unknown_words(tmp_path, unknown, is_shown):
     shown = list(data_warnings(folder_of(tmp_path, f"{line}\n")))
     assert len(shown) == is_shown
     assert not is_shown or shown[0].startswith("6.0% of the words of the valid text are unknown")
+
+
+def test_warns_about_unknown_words_of_the_training_text_with_a_vocabulary(tmp_path):
+    vocabulary = Vocabulary.from_counts({"a": 1, "b": 1}, min_count=1)
+    (shown,) = data_warnings(folder_of(tmp_path, "a b\n", vocabulary=vocabulary))
+    assert shown.startswith("25.0% of the words of the train text are unknown")
+    assert "same kind of text as the text of the vocabulary" in shown
+
+
+def test_warns_about_line_ends_in_the_text(tmp_path):
+    (shown,) = data_warnings(folder_of(tmp_path, "a b </s>\n\nc </s>\n"))
+    assert shown.startswith("the valid text contains </s> 2 times")

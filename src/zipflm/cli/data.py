@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from zipflm.data.folder import DataFolder
 
 _MAX_UNKNOWN = 0.05
-"""Warn if a larger share of the validation or test text is out of vocabulary."""
+"""Warn if a larger share of a text is out of vocabulary. Does not apply to the text from which the
+vocabulary was built, because it leaves out rare words on purpose."""
+_IDS_PER_STEP = 1 << 24
 
 
 class _Prepare(Command):
@@ -172,16 +174,29 @@ def summary(folder: DataFolder) -> str:
 
 def data_warnings(folder: DataFolder) -> Iterator[str]:
     """Yield warnings about data that looks wrong."""
+    import numpy as np
+
+    from zipflm.data.vocabulary import END
+
+    options = folder.metadata.options
+    origin = "the text of the vocabulary" if options.vocabulary else "the training text"
     for name, split in folder.metadata.splits.items():
         unknown = split.out_of_vocabulary / split.words
-        if name != "train" and unknown > _MAX_UNKNOWN:
-            options = folder.metadata.options
+        if (name != "train" or options.vocabulary) and unknown > _MAX_UNKNOWN:
             yield (
                 f"{unknown:.1%} of the words of the {name} text are unknown; check that it is the "
-                "same kind of text as the training text, with the same tokenization"
+                f"same kind of text as {origin}, with the same tokenization"
                 + (
                     ""
                     if options.vocabulary or options.ids or folder.unit == "bpe"
                     else ", or lower --min-count, raise --max-size, or use subwords (--bpe)"
                 )
+            )
+        ids = folder.tokens(name).ids
+        parts = np.array_split(ids, 1 + len(ids) // _IDS_PER_STEP)
+        marks = sum(np.count_nonzero(part == END) for part in parts) - split.sentences
+        if marks:
+            yield (
+                f"the {name} text contains </s> {marks:,} times, which counts as a line end, but "
+                "every line gets its own; remove </s> and <s> from the text"
             )

@@ -11,6 +11,7 @@ The result is a scan in which ids are words and sequences are lines. A file is o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk
+from zipflm.data.text import STDIN, line_groups, shown
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
 
@@ -39,17 +41,20 @@ def are_arrays(sources: Sequence[str]) -> bool:
     return all(arrays)
 
 
-def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
+def item_names(
+    sources: Sequence[str], names: Sequence[str] | None, names_file: str | PathLike[str] | None
+) -> Rename:
     """Return a function that replaces ids with `names[id]`, or keeps them if `names` is None.
 
-    The function raises ValueError for a word that is not an id, and for an id without a name.
+    `names_file` is the file of the names, for errors. The function raises ValueError for a word
+    that is not an id, and for an id without a name.
     """
     is_text = not are_arrays(sources)
 
     def rename(words: list[str]) -> list[str]:
         if is_text:
             _require_numbers(words, sources)
-        return words if names is None else _renamed(words, names)
+        return words if names is None else _renamed(words, names, names_file)
 
     return rename
 
@@ -81,11 +86,11 @@ def load_names(path: str | PathLike[str]) -> list[str]:
     return names
 
 
-def _renamed(words: Sequence[str], names: Sequence[str]) -> list[str]:
+def _renamed(words: Sequence[str], names: Sequence[str], names_file: object) -> list[str]:
     ids = list(map(int, words))
     if ids and max(ids) >= len(names):
         raise ValueError(
-            f"the file of names has {len(names):,} lines, but id {max(ids):,} needs line "
+            f"{names_file}: has {len(names):,} lines, but id {max(ids):,} needs line "
             f"{max(ids) + 1:,}; name every id"
         )
     return [names[id] for id in ids]
@@ -96,9 +101,19 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
         is_number = word.isascii() and word.isdigit() and len(word) <= 18
         if not (is_number and str(int(word)) == word):
             raise ValueError(
-                f"{', '.join(sources)}: {quoted(word)} is not an id; {_VALID_IDS} of at most 18 "
-                "digits, without a sign or leading zeros"
+                f"{_locate(word, sources)}: {quoted(word)} is not an id; {_VALID_IDS} of at most "
+                "18 digits, without a sign or leading zeros"
             )
+
+
+def _locate(word: str, sources: Sequence[str]) -> str:
+    """Return the file and line of a word, or all files if it cannot be found again."""
+    for source in sources:
+        groups = () if source == STDIN else line_groups(source)
+        for number, line in enumerate(chain.from_iterable(group for group, _ in groups), start=1):
+            if word.encode() in line.split():
+                return f"{source}: line {number}"
+    return ", ".join(map(shown, sources))
 
 
 def scan_arrays(sources: Iterable[str], into: Scan, progress: Progress) -> None:

@@ -135,7 +135,7 @@ def prepare(
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {}
             for split, texts in sources.items():
-                rename = item_names(texts, names) if options.ids else None
+                rename = item_names(texts, names, options.names) if options.ids else None
                 scans[split] = Scan(Path(spool) / split, rename)
                 _read(split, texts, scans[split], options, map_in_order, report)
             if options.bpe is not None:

@@ -145,13 +145,9 @@ class Splitter:
                 words = tuple(map(lowercase, words))
             yield words
 
-    def join(self, words: Iterable[str]) -> str:
-        """Return readable text. Inverts `words`, except for whitespace and replacements."""
-        joiner = self.joiner()
-        return "".join(joiner.add(word) for word in words)
-
     def joiner(self) -> Joiner:
-        """Return a `Joiner` for the words of one line."""
+        """Return a `Joiner` for the words of one line. It inverts `words`, except for whitespace
+        and replacements."""
         return Joiner(self.splitting.rule)
 
     def _split(self, token: str) -> tuple[WordSpan, ...]:

@@ -104,8 +104,7 @@ def _open(spec: str, run: LoadedRun, device: str) -> tuple[str, Cache | Neighbor
     name = spec.partition(",")[0]
     if name.partition(":")[0] == "cache":
         cache = cache_settings(spec, _tuned(run.folder.path / CACHE_FILE, run))
-        sign = run.vocabulary.words.index("=") if "=" in run.vocabulary else None
-        return canonical("cache", cache), Cache(cache, sign)
+        return canonical("cache", cache), Cache(cache, run.vocabulary.index.get("="))
     if not name:
         raise ValueError(f"memory={spec!r}: use cache:2000 or the folder of a store")
     store = Store.open(name, run.weights_hash)

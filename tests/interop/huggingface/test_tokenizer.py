@@ -102,7 +102,7 @@ def test_decoded_text_is_readable(splitting):
     for line in lines:
         pieces = encoder.line(line)
         words = [encoder.vocabulary.words[id] for piece in pieces for id in piece.ids]
-        joined.append(encoder.splitter.join(words))
+        joined.append("".join(map(encoder.splitter.joiner().add, words)))
     assert tokenizer.decode(ids) == "\n" + "\n".join(joined) + "\n"
     assert tokenizer.decode(ids, skip_special_tokens=True) == "\n".join(joined)
     assert tokenizer.decode([1, 1, *ids, 1], skip_special_tokens=True) == "\n".join(joined)
