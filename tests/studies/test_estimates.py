@@ -148,3 +148,10 @@ def test_few_blocks_give_wide_intervals():
 )
 def test_critical_values_match_printed_tables(dof, expected):
     assert critical_value(dof) == pytest.approx(expected, abs=6e-4)
+
+
+def test_intervals_of_losses_are_not_negative():
+    random = np.random.default_rng(0)
+    losses = mean_of(random.exponential(1, size=(1, 4)), np.ones(4))
+    assert losses.interval.low < 0 == losses.loss_interval.low
+    assert losses.loss_interval.high == losses.interval.high

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from typing import NamedTuple
@@ -136,11 +136,13 @@ def cut_into_blocks(line_starts: IntArray, headings: IntArray, losses: FloatArra
     return TextBlocks(starts, num_words, unit, correlation)
 
 
-def document_starts(line_starts: IntArray, word_ids: IntArray, words: Sequence[str]) -> IntArray:
-    """Return the word indices of WikiText document titles, `= Title =` (not `= = Section = =`)."""
-    if "=" not in words:
+def document_starts(line_starts: IntArray, word_ids: IntArray, equals_sign: int | None) -> IntArray:
+    """Return the word indices of WikiText document titles, `= Title =` (not `= = Section = =`).
+
+    `equals_sign` is the id of `=`; None if it has no id.
+    """
+    if equals_sign is None:
         return np.zeros(0, dtype=np.int64)
-    equals_sign = words.index("=")
     ends = np.append(line_starts[1:], len(word_ids))
     # The shortest heading is `= word = </s>`.
     starts, ends = line_starts[ends - line_starts >= 4], ends[ends - line_starts >= 4]
@@ -260,6 +262,12 @@ class Estimate:
             half_width = _mixture_half_width(weights, np.sqrt(variance), dof)
         low, high = self.value - half_width, self.value + half_width
         return Interval(estimate=self.value, low=low, high=high)
+
+    @property
+    def loss_interval(self) -> Interval | None:
+        """The interval of a loss, which cannot be negative."""
+        interval = self.interval
+        return interval and replace(interval, low=max(0.0, interval.low))
 
 
 def mean_of(sums: FloatArray, counts: FloatArray, runs: Sequence[str] = ()) -> Estimate:
@@ -396,7 +404,7 @@ class Sample:
         self._runs = runs or {}
         starts = np.asarray(line_starts, dtype=np.int64)
         means = [losses.mean(axis=0) for losses in nll.values()] or [np.zeros(len(word_ids))]
-        headings = document_starts(starts, word_ids, vocabulary.words)
+        headings = document_starts(starts, word_ids, vocabulary.index.get("="))
         self.blocks: TextBlocks = cut_into_blocks(starts, headings, np.stack(means))
 
     def estimates(self, chosen: BoolArray) -> dict[str, Estimate]:
@@ -442,13 +450,12 @@ class Sample:
                     train_tokens=int(self._counts[types_inside].sum()) if i >= UNSEEN else None,
                     tokens=int(is_inside.sum()),
                     loss={label: estimate.value for label, estimate in estimates.items()},
-                    interval=_ends(estimates),
-                    difference=_ends(differences),
+                    interval=_ends({k: e.loss_interval for k, e in estimates.items()}),
+                    difference=_ends({k: e.interval for k, e in differences.items()}),
                 )
             )
         return tuple(bins)
 
 
-def _ends(estimates: Mapping[str, Estimate]) -> dict[str, Ends]:
-    intervals = {label: estimate.interval for label, estimate in estimates.items()}
+def _ends(intervals: Mapping[str, Interval | None]) -> dict[str, Ends]:
     return {label: (i.low, i.high) for label, i in intervals.items() if i is not None}

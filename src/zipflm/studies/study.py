@@ -312,7 +312,7 @@ def build_study(
     is_known = word_ids != UNKNOWN
     leaves_out_unknown = not is_known.all() and have_several_units(rows)
     estimates = sample.estimates(is_known if leaves_out_unknown else np.ones_like(is_known))
-    intervals = {label: estimate.interval for label, estimate in estimates.items()}
+    intervals = {label: estimate.loss_interval for label, estimate in estimates.items()}
     return Study(
         title=title,
         dataset=dataset,
