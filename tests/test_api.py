@@ -104,9 +104,12 @@ def test_fine_tunes_on_other_text(run, other, tmp_path):
     assert adapted.versions().data == str(other.path.resolve())
 
 
-def test_train_command_fine_tunes_on_other_text(run, other, tmp_path, monkeypatch):
+@pytest.mark.parametrize("override", ["training.max_updates=2", "@settings.cfg"])
+def test_train_command_fine_tunes_on_other_text(run, other, tmp_path, monkeypatch, override):
+    (tmp_path / "settings.cfg").write_text("training.max_updates=2\n")
+    monkeypatch.chdir(tmp_path)
     arguments = ["train", "--from", run.path, "--data", other.path, "--out", tmp_path / "adapted"]
-    arguments += ["training.max_updates=2", "--device", "cpu"]
+    arguments += [override, "--device", "cpu"]
     monkeypatch.setattr("sys.argv", ["zipflm", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit:
         zipflm.cli.main()

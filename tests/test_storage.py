@@ -9,6 +9,7 @@ import signal
 import stat
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 from child_code import killed, start, waiting
@@ -116,6 +117,13 @@ def test_lock_is_released_and_removed(tmp_path):
             assert is_locked and path.exists()
             refused(path)
         assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="needs /proc")
+def test_reports_a_lock_file_that_cannot_be_created():
+    with pytest.raises(ValueError, match="runs/a: not writable .*; choose another folder"):
+        with locked(Path("/proc/.a.lock"), "runs/a"):
+            pytest.fail("not refused")
 
 
 def test_lock_error_names_the_holder(tmp_path):

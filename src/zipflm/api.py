@@ -12,8 +12,8 @@ dict, or a list of `key=value` and `@file` (a file of such lines).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -173,7 +173,7 @@ def train(
     a single process, the same happens if the program that reads stdout exits.
     """
     from zipflm.distributed import processes
-    from zipflm.presets.recipes import resolve, with_overrides
+    from zipflm.presets.recipes import resolve, with_default_dtype, with_overrides
     from zipflm.runs.folder import RunFolder, locate
     from zipflm.training.trainer import train as train_run
 
@@ -182,9 +182,11 @@ def train(
 
     def read_inputs() -> tuple[DataFolder, Config, Checkpoint | None]:
         if resume and not resume_if_any and not is_resumed:
+            remedy = "leave out resume to start a new run"
+            if run_folder.checkpoints():
+                remedy = "restore its config.json"
             raise ValueError(
-                f"resume=True: no run in {run_folder.path}; check the path, or leave out resume to "
-                "start a new run"
+                f"resume=True: no run in {run_folder.path}; check the path, or {remedy}"
             )
         folder, held = _open(data), run_folder.config() if is_resumed else None
         on_cpu = process.device.type == "cpu"
@@ -201,10 +203,7 @@ def train(
                 f"{fspath(from_run)}; change settings with overrides"
             )
         _, initial = locate(Path(from_run), None)
-        config = initial.config()
-        if on_cpu or held is not None:
-            dtype = "float32" if held is None else held.training.dtype
-            config = replace(config, training=replace(config.training, dtype=dtype))
+        config = with_default_dtype(initial.config(), on_cpu=on_cpu, held=held)
         return folder, with_overrides(config, changes), initial
 
     with processes.started(device, stall_seconds) as process:
@@ -300,7 +299,7 @@ def compare(
     one named in `preset` (SM for `demo/SM`); otherwise `ADP-T` if `bands`, `tail_dropout` or
     `decoders` is given, else all eight of the paper. With `decoders` (`transformer`, `gcnn`,
     `lstm`, `qrnn`), every factorization is trained with each of these decoders. `grid` lists
-    settings with values to try, e.g. `training.optimizer.lr=1e-3,3e-3`; every model uses the values
+    settings with values to try, e.g. `decoder.dropout=0.1,0.2`; every model uses the values
     that give it the lowest loss on the validation set. With `memory` (`cache:2000`), every model is
     also scored with that cache. The result contains the study, the path of the report and the
     failures.
@@ -375,6 +374,69 @@ def report(
     return FinishedStudy(study, target / "report.html", stopped=False)
 
 
+def build_memory(
+    run: LoadedRun | RunFolder | Source,
+    *,
+    data: DataFolder | Source,
+    out: Source,
+    split: str = "train",
+    max_keys: int | None = None,
+    dtype: str = "float16",
+    index: bool = False,
+    block: int | None = None,
+    context: int | None = None,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+) -> StoreInfo:
+    """Build a store for `memory=` of `evaluate`: the tokens of a split, each with the hidden state
+    that predicts it as its key.
+
+    With `max_keys`, only the first `max_keys` tokens are stored. `index=True` builds an index for
+    search on a CPU, which needs faiss.
+    """
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.memory.building import build
+
+    return build(
+        _load(run, checkpoint),
+        _open(data),
+        Path(out),
+        split=split,
+        max_keys=max_keys,
+        dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
+        index=index,
+        options=ScoringOptions(block=block, context=context, device=device),
+    )
+
+
+def tune_memory(
+    run: LoadedRun | RunFolder | Source,
+    *,
+    data: DataFolder | Source,
+    split: str = "valid",
+    memory: MemoryNames = "cache",
+    block: int | None = None,
+    context: int | None = None,
+    checkpoint: Choice | str | None = None,
+    device: str | None = None,
+) -> TuningResult:
+    """Tune the settings of memories, such as weight and temperature, on a split, and save them.
+
+    The values for a cache are saved in the run folder, those for a store in the store.
+    """
+    from zipflm.evaluation.evaluate import ScoringOptions
+    from zipflm.memory.specs import memory_names
+    from zipflm.memory.tuning import tune
+
+    return tune(
+        _load(run, checkpoint),
+        _open(data),
+        memory_names(memory),
+        split=split,
+        options=ScoringOptions(block=block, context=context, device=device),
+    )
+
+
 def assignments(overrides: Overrides) -> list[str]:
     """Convert overrides to a list of `key=value`. `@file` is replaced with the lines of the file.
 
@@ -395,12 +457,12 @@ def assignments(overrides: Overrides) -> list[str]:
 
 def _read_overrides(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not UTF-8 text; name a file of key=value lines") from None
     # A comment starts with " #", or with # at the start of a line.
     lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
+    return [re.sub(r"\s*=\s*", "=", line, count=1) for line in lines if line]
 
 
 def _plain(value: Any) -> Any:
@@ -422,6 +484,12 @@ def _open(data: DataFolder | Source) -> DataFolder:
 
 def _path(data: DataFolder | Source) -> Path:
     return Path(data if isinstance(data, str | PathLike) else data.path)
+
+
+def _load(run: LoadedRun | RunFolder | Source, checkpoint: Choice | str | None) -> LoadedRun:
+    from zipflm.runs.load import LoadedRun, load_run
+
+    return run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint))
 
 
 def _choice(checkpoint: Choice | str | None) -> Choice | None:
@@ -454,68 +522,3 @@ def _scheduler(engine: str, scheduler: str | None) -> str | None:
     if engine == "processes" and scheduler is not None:
         raise ValueError(f"scheduler={scheduler}: needs engine=dask")
     return None if engine == "processes" else scheduler or "local"
-
-
-def build_memory(
-    run: LoadedRun | RunFolder | Source,
-    *,
-    data: DataFolder | Source,
-    out: Source,
-    split: str = "train",
-    max_keys: int | None = None,
-    dtype: str = "float16",
-    index: bool = False,
-    block: int | None = None,
-    context: int | None = None,
-    checkpoint: Choice | str | None = None,
-    device: str | None = None,
-) -> StoreInfo:
-    """Build a store for `memory=` of `evaluate`: the tokens of a split, each with the hidden state
-    that predicts it as its key.
-
-    With `max_keys`, only the first `max_keys` tokens are stored. `index=True` builds an index for
-    search on a CPU, which needs faiss.
-    """
-    from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.memory.building import build
-    from zipflm.runs.load import LoadedRun, load_run
-
-    return build(
-        run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
-        _open(data),
-        Path(out),
-        split=split,
-        max_keys=max_keys,
-        dtype=dtype,  # type: ignore[arg-type]  # checked by the callee
-        index=index,
-        options=ScoringOptions(block=block, context=context, device=device),
-    )
-
-
-def tune_memory(
-    run: LoadedRun | RunFolder | Source,
-    *,
-    data: DataFolder | Source,
-    split: str = "valid",
-    memory: MemoryNames = "cache",
-    block: int | None = None,
-    context: int | None = None,
-    checkpoint: Choice | str | None = None,
-    device: str | None = None,
-) -> TuningResult:
-    """Tune the settings of memories, such as weight and temperature, on a split, and save them.
-
-    The values for a cache are saved in the run folder, those for a store in the store.
-    """
-    from zipflm.evaluation.evaluate import ScoringOptions
-    from zipflm.memory.specs import memory_names
-    from zipflm.memory.tuning import tune
-    from zipflm.runs.load import LoadedRun, load_run
-
-    return tune(
-        run if isinstance(run, LoadedRun) else load_run(run, _choice(checkpoint)),
-        _open(data),
-        memory_names(memory),
-        split=split,
-        options=ScoringOptions(block=block, context=context, device=device),
-    )

@@ -141,13 +141,14 @@ def locked(path: Path, name: str) -> Iterator[bool]:
 
 def _acquire(lock: FileLock, path: Path, name: str) -> bool:
     try:
+        path.touch()  # filelock reports some errors of creating the file as a timeout
         lock.acquire()
     except Timeout:
         raise InUse(
             f"{name}: in use by {_holder(path)}; wait until it finishes, or choose another folder"
         ) from None
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
             raise ValueError(
                 f"{name}: not writable ({error.strerror}); choose another folder"
             ) from None

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -116,6 +117,10 @@ def test_resume_needs_a_run(word_data, tmp_path):
     with pytest.raises(ValueError, match="--resume: no run in .*; check the path"):
         CliRunner().invoke(zipflm.cli.app, [*arguments, "--resume"], catch_exceptions=False)
     assert not out.exists()
+    (out / "checkpoints" / "update-00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="no run in .*; check the path, or restore its config"):
+        CliRunner().invoke(zipflm.cli.app, [*arguments, "--resume"], catch_exceptions=False)
+    shutil.rmtree(out)
     arguments += ["--resume-if-any", "training.max_updates=1", "--device", "cpu"]
     for _ in range(2):
         assert CliRunner().invoke(zipflm.cli.app, arguments).exit_code == 0

@@ -51,7 +51,13 @@ def test_bad_input_exits_with_2_and_one_line(run, tmp_path, monkeypatch, capsys)
         (("import", tmp_path / "file", tmp_path / "x"), "--dict: missing; name the dict.txt"),
         (("export", tmp_path / "none", tmp_path / "x"), "none: no such folder"),
         (("export", run, tmp_path / "x", "--checkpoint", "3"), "--checkpoint 3"),
-        (("export", run, tmp_path / "x", "--max-shard-size", "big"), "big"),
+        *(
+            (
+                ("export", run, tmp_path / "x", f"--max-shard-size={size}"),
+                f"--max-shard-size {size}: write",
+            )
+            for size in ("big", "5", "-5MB", "0KB")
+        ),
     ]:
         monkeypatch.setattr(sys, "argv", ["zipflm", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:

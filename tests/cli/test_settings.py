@@ -9,7 +9,10 @@ from zipflm.cli.app import _size
 
 def test_reads_overrides_from_a_file(tmp_path):
     path = tmp_path / "my.cfg"
-    path.write_text("# mine\n\ndecoder.dim=8   # narrow\n  training.seed=2\n#a=b\nname=x#1\n")
+    path.write_text(
+        "\ufeff# mine\n\ndecoder.dim = 8   # narrow\n  training.seed=2\n#a=b\nname=x#1\n",
+        encoding="utf-8",
+    )
     assert assignments(["a=1", f"@{path}", "b=2"]) == [
         *("a=1", "decoder.dim=8", "training.seed=2", "name=x#1", "b=2")
     ]
@@ -26,7 +29,7 @@ def test_size_suffixes(text, number):
     assert _size(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "M", "x", "-5", "5 MB", ".5", "_", "1e9"])
+@pytest.mark.parametrize("text", ["", "M", "x", "-5", "5 MB", ".5", "_", "1e9", "2,5M", "1,00"])
 def test_rejects_invalid_sizes(text):
     with pytest.raises(typer.BadParameter, match="write a number"):
         _size(text)

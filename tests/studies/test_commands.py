@@ -106,8 +106,10 @@ def test_exit_status(monkeypatch, capsys):
 
 def dry_run(data, out, *options):
     arguments = ["--data", data, "--preset", "tiny", "--out", out, "--device", "cpu", "--dry-run"]
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments), *options])
-    assert result.exit_code == 0, result.output
+    runner = CliRunner()
+    result = runner.invoke(app, ["compare", *map(str, arguments), *options], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
     return result.output
 
 
@@ -131,6 +133,11 @@ def test_dry_run_shows_sizes_and_times(data, tmp_path, monkeypatch):
             "s",
         ]
     assert "4 runs" in output and list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_has_no_json(data, tmp_path):
+    with pytest.raises(ValueError, match="--json: not with --dry-run"):
+        dry_run(data, tmp_path, "--json")
 
 
 def test_dry_run_with_grid_and_equal_seconds(data, tmp_path, monkeypatch):

@@ -252,14 +252,15 @@ def print_error(text: str) -> None:
 def _size(text: str) -> int:
     """Parse a number with an optional suffix k, M or B.
 
-    >>> _size("2.5M"), _size("40_000")
-    (2500000, 40000)
+    >>> _size("2.5M"), _size("40_000"), _size("40,000")
+    (2500000, 40000, 40000)
     """
-    match = re.fullmatch(r"([0-9_,]{1,20}(?:\.[0-9]{1,9})?)([kmb]?)", str(text).strip().lower())
-    digits = "" if match is None else match[1].replace("_", "").replace(",", "")
-    if match is None or digits[:1] in ("", "."):
+    number = r"([0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9][0-9_]{0,19})(\.[0-9]{1,9})?([kmb]?)"
+    match = re.fullmatch(number, str(text).strip().lower())
+    if match is None:
         raise typer.BadParameter(f"{unquoted(text)}: write a number, e.g. 5000000, 5M or 500k")
-    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]])
+    digits = match[1].replace("_", "").replace(",", "") + (match[2] or "")
+    return round(float(digits) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[3]])
 
 
 def Size(help: str, default: str | None = None) -> Any:

@@ -202,7 +202,7 @@ def compare(
     grid: Annotated[
         list[str] | None,
         Option(
-            help="A setting and values to try, e.g. training.optimizer.lr=1e-3,3e-3. Every model "
+            help="A setting and values to try, e.g. decoder.dropout=0.1,0.2. Every model "
             "uses the value that gives it the lowest loss on the validation set. Can be repeated."
         ),
     ] = None,
@@ -245,6 +245,8 @@ def compare(
         memory=tuple(memory or ()),
     )
     if dry_run:
+        if as_json:
+            raise ValueError("--json: not with --dry-run, which prints a table; leave it out")
         show(request, device=device)
         return
     with _progress_to_stderr(as_json), processes.started(device, stall_seconds):

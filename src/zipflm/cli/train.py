@@ -74,6 +74,6 @@ def train(
     from zipflm import api
 
     settings = arguments(ctx)
-    if from_run is not None and preset is not None and "=" in preset:
+    if from_run and preset and ("=" in preset or preset.startswith("@")):  # not a preset
         settings |= {"preset": None, "overrides": [preset, *(overrides or [])]}
     api.train(**settings)

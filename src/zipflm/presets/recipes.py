@@ -75,23 +75,28 @@ def resolve(
 ) -> Config:
     """Build the config of a run from preset, recipe, vocabulary size and overrides.
 
-    Cutoffs of the paper are fixed; those of other presets are scaled with the vocabulary.
-    With `on_cpu`, the dtype defaults to float32, because most CPUs are slow with other dtypes. A
-    resumed run keeps the dtype of its own config, `held`.
+    Cutoffs of the paper are fixed; those of other presets are scaled with the vocabulary. For
+    `on_cpu` and `held`, see `with_default_dtype`.
     """
     overrides = list(overrides)
     _require_vocab_size(overrides, vocab_size)
     config, dataset = from_name(preset), dataset_of(preset)
-    config = apply(recipe, config, dataset)
-    if on_cpu or held is not None:
-        dtype = "float32" if held is None else held.training.dtype
-        config = replace(config, training=replace(config.training, dtype=dtype))
+    config = with_default_dtype(apply(recipe, config, dataset), on_cpu=on_cpu, held=held)
     if not dataset.is_of_the_paper:
         ratio = _num_predicted(overrides, vocab_size) / config.vocab_size
         input, output = _scale(config.input, ratio), _scale(config.output, ratio)
         config = replace(config, vocab_size=vocab_size, input=input, output=output)
     # In one call, because overrides can change cutoffs that exceed the vocabulary.
     return with_overrides(config, [*overrides, f"vocab_size={vocab_size}"])
+
+
+def with_default_dtype(config: Config, *, on_cpu: bool, held: Config | None) -> Config:
+    """Use float32 on a CPU, because most CPUs are slow with other dtypes. A resumed run keeps the
+    dtype of its own config, `held`."""
+    if held is None and not on_cpu:
+        return config
+    dtype = "float32" if held is None else held.training.dtype
+    return replace(config, training=replace(config.training, dtype=dtype))
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:

@@ -128,7 +128,7 @@ def parse_grid(options: Sequence[str]) -> list[Setting]:
         if not field or not values:
             raise ValueError(
                 f"grid={quoted(option)}: write a field and the values to try, e.g. "
-                "training.optimizer.lr=1e-3,3e-3"
+                "decoder.dropout=0.1,0.2"
             )
         if field in axes or len(set(values)) < len(values):
             raise ValueError(f"grid={quoted(option)}: give every field and every value once")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -33,6 +34,7 @@ from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, req
 
 _CONFIG = "config.json"
 _SPELLINGS = "input.spellings_VC"
+_SIZE = re.compile("0*[1-9][0-9]* *[KMGT]B", re.IGNORECASE)
 
 
 def model_card(run: LoadedRun, state: SavedState, versions: Versions | None) -> str:
@@ -81,6 +83,11 @@ def export_run(
     Raises ValueError or OSError, naming the file, if a file is damaged or `transformers` does not
     support the model, and FileExistsError if `out` exists and is not an empty folder.
     """
+    if isinstance(max_shard_size, str) and not _SIZE.fullmatch(max_shard_size):
+        raise ValueError(
+            f"max_shard_size={max_shard_size}: write a positive number and a unit (KB, MB, GB or "
+            "TB), e.g. 500MB"
+        )
     run = load_run(path, checkpoint)
     state = run.checkpoint.state()
     encoder = TextEncoder(run.vocabulary, run.codes, run.splitting)
