@@ -49,7 +49,7 @@ def test_score_and_evaluate_give_the_same_numbers(encoded, imported_run):
 
 def test_evaluate_can_replace_invalid_text(imported_run, tmp_path):
     (tmp_path / "x").write_bytes(TEXT.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"x: not UTF-8 .*set errors to replace"):
+    with pytest.raises(ValueError, match=r"x: not UTF-8 .*use --errors replace"):
         run("evaluate", imported_run, "--text", tmp_path / "x")
     run("evaluate", imported_run, "--text", tmp_path / "x", "--errors", "replace")
 

@@ -119,7 +119,7 @@ def bad_lines():
         (["{empty}"], "empty: empty"),
         (["{blank}"], "blank: no words in the train split"),
         (["{nul}"], "nul: a NUL byte at byte 1"),
-        (["{latin}"], "latin: not UTF-8 at byte 3; .*set errors to replace"),
+        (["{latin}"], "latin: not UTF-8 at byte 3; .*use --errors replace"),
         (["{compressed}"], "compressed: .*; decompress it"),
         (["no-such-file"], "no-such-file: no such file"),
         (["{train}", "--vocabulary", "{vocabulary}"], "vocabulary: line 2: count 2"),

@@ -82,7 +82,7 @@ def test_result_is_independent_of_chunks_and_processes(tmp_path):
 def test_invalid_text_error_names_file_and_byte(tmp_path, processes):
     path = tmp_path / "x.txt"
     path.write_bytes(b"good line\n" * 10 + b"bad \xff byte\n")
-    with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*set errors to replace"):
+    with pytest.raises(ValueError, match="x.txt: not UTF-8 at byte 104; .*use --errors replace"):
         scanned_in_chunks(50, [path], tmp_path / "spool", processes)
 
 

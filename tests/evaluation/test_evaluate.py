@@ -270,8 +270,8 @@ def test_rejects_a_text_without_words(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "data, text: give either a data folder or a text file"),
-        (("--text", "x", "--data", "y"), "data, text: give either a data folder or a text file"),
+        ((), "data, text: give either a data folder"),
+        (("--text", "x", "--data", "y"), "data, text: give either a data folder"),
         (("--text", "x", "--break", "eos"), "--break 'eos': choose from none, complete, sentence"),
         (("--text", "x", "--break", ""), "--break '': choose from none, complete, sentence"),
         (("--text", "x", "--dtype", "int8"), "--dtype 'int8': choose from"),

@@ -184,7 +184,7 @@ def _expand_sources(
     sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
     sources = {split: names for split, names in sources.items() if names}
     if "train" not in sources and options.vocabulary is None:
-        raise ValueError("no training text; provide some, or a vocabulary")
+        raise ValueError("no training text; name text files, --corpus or --vocabulary")
     if not sources:
         raise ValueError("no text; provide at least one file")
     for name in chain.from_iterable(sources.values()):

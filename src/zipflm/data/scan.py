@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from zipflm.config import PLAIN, Splitting
 from zipflm.data.splitting import Splitter
-from zipflm.data.text import CHUNK_BYTES, ENCODING_HINT, UTF_8, Chunk, chunks
+from zipflm.data.text import CHUNK_BYTES, UTF_8, Chunk, chunks
 
 Errors = Literal["strict", "replace"]
 Progress = Callable[[int], None]
@@ -238,8 +238,8 @@ def _invalid_utf8(chunk: Chunk) -> ValueError:
 
 def _invalid_bytes(chunk: Chunk, position: int, problem: str) -> ValueError:
     return ValueError(
-        f"{chunk.source}: {problem} at byte {chunk.start + position}; {ENCODING_HINT}, fix the "
-        "text, or set errors to replace"
+        f"{chunk.source}: {problem} at byte {chunk.start + position}; decompress it, name its "
+        "encoding (--encoding latin-1, cp1252, utf-16, ...), fix the text, or use --errors replace"
     )
 
 

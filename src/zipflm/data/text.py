@@ -29,8 +29,6 @@ CHUNK_BYTES = 1 << 22
 
 STDIN = "-"
 UTF_8 = "utf-8"
-ENCODING_HINT = "decompress it, set encoding (latin-1, cp1252, utf-16, ...)"
-"""Remedies for a file that is not UTF-8 text."""
 _STORED_BYTES = 1 << 12
 """Bytes of a .zst file to decompress per step. Four bytes can expand to 128 KiB, so this limits the
 memory that a malicious file can use."""

@@ -160,8 +160,8 @@ def resolve_device(name: str | None) -> str:
     }
     if (device.index or 0) >= count.get(device.type, 0):
         raise ValueError(
-            f"device={name}: not available here; use another device, such as cpu, or "
-            "fewer processes"
+            f"device={name}: not available here; use another device, such as cpu"
+            + (", or fewer processes" if "LOCAL_RANK" in os.environ else "")
         )
     return name
 

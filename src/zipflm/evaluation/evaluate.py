@@ -107,7 +107,7 @@ def evaluate(
     (`process`), each returns the full result.
     """
     if (data is None) == (text is None):
-        raise ValueError("data, text: give either a data folder or a text file")
+        raise ValueError("data, text: give either a data folder (--data) or a text file (--text)")
     if split is not None and split not in SPLITS:
         raise ValueError(f"split={split}: choose from {', '.join(SPLITS)}")
     if text is not None and split is not None:

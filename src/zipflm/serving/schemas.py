@@ -257,7 +257,12 @@ _TYPES = {
     503: "server_error",
 }
 # Codes for errors raised by FastAPI and Starlette.
-_CODES = {400: "invalid_json", 401: "invalid_api_key", 404: "no_such_path", 405: "no_such_path"}
+_CODES = {
+    400: "invalid_json",
+    401: "invalid_api_key",
+    404: "no_such_path",
+    405: "method_not_allowed",
+}
 
 
 class APIError(HTTPException):
@@ -318,7 +323,9 @@ def _as_bad_request(errors: Sequence[dict[str, Any]]) -> APIError:
     error = max(errors, key=lambda error: len(error["loc"]))
     if error["type"] == "json_invalid":
         reason, offset = error["ctx"]["error"], error["loc"][1]
-        return bad_request(None, f"the body is not JSON: {reason} at {offset}", "invalid_json")
+        return bad_request(
+            None, f"the body is not JSON: {reason} at character {offset}", "invalid_json"
+        )
     if len(error["loc"]) == 1:
         return bad_request(None, f"the body must be a JSON object; {error['msg']}", "invalid_json")
     field = str(error["loc"][1])
