@@ -111,6 +111,10 @@ def test_tuning_prints_a_table_and_applies_the_weights(call):
             "a --format kaldi --costs ac=refs --scores-out refs",
             "--scores-out refs: would",
         ),
+        (
+            "list.tsv --out new --scores-out ./new",
+            "--scores-out ./new: same file as --out; choose another file",
+        ),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(call, tmp_path, arguments, message):

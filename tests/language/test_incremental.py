@@ -1,5 +1,6 @@
 """`TrainedModel.start`, `advance`, `encode`, `embedding` and `similar`."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from loaded_models import loaded
 
+from zipflm.evaluation.evaluate import ScoringOptions
 from zipflm.language.model import TrainedModel
 
 TEXT = "ba de ba fila\nsoro ba\n"
@@ -54,10 +56,22 @@ def test_advance_many_matches_advance(lm):
         lm.advance_many(states, ["ba"])
 
 
-def test_rejects_states_of_another_model(adp):
-    other = TrainedModel(replace(adp.run, weights_hash="other"))
-    with pytest.raises(ValueError, match="states: of another model"):
-        adp.advance(other.start("ba"), "de")
+@pytest.mark.parametrize(
+    ("weights", "options", "dtype"),
+    [
+        ("other", {}, "float32"),
+        (None, {"block": 8}, "float32"),
+        (None, {"memory": ("cache:9",)}, "float32"),
+        (None, {}, "bfloat16"),
+    ],
+)
+def test_rejects_states_of_another_model(adp, weights, options, dtype):
+    model, weights = deepcopy(adp.run.model), weights or adp.run.weights_hash
+    run = replace(adp.run, model=model, weights_hash=weights)
+    other = TrainedModel(run, ScoringOptions(device="cpu", **options), dtype=dtype)
+    for ours, theirs in ((adp, other), (other, adp)):
+        with pytest.raises(ValueError, match="states: of another model"):
+            ours.advance(theirs.start("ba"), "de")
 
 
 def test_reads_a_state_once(adp, monkeypatch):
@@ -144,7 +158,7 @@ def test_generate_accepts_the_argument_names_of_transformers(adp):
     theirs = adp.generate("ba", max_new_tokens=4, num_return_sequences=2, seed=1, lines=0)
     assert [text.text for text in ours] == [text.text for text in theirs]
     assert len(ours) == 2
-    streamed = adp.stream("ba", max_new_tokens=4, seed=1, lines=0)
+    streamed = adp.stream("ba", max_new_tokens=4, seed=np.int64(1), lines=0)
     assert "".join(word.text for word in streamed) == ours[0].continuation
     unset = adp.stream("ba", max_words=4, max_new_tokens=None, seed=1, lines=0)
     assert "".join(word.text for word in unset) == ours[0].continuation

@@ -9,6 +9,7 @@ from serving.services import Running, slowed
 
 from zipflm.language.decoding import TextDecoder, TextInProgress
 from zipflm.language.engine import Engine
+from zipflm.language.next_words import most_likely_words_at
 from zipflm.serving.worker import Limits
 
 
@@ -55,12 +56,33 @@ def test_requests_take_turns(models, held):
 
 def test_large_request_leaves_room_for_others(models, monkeypatch):
     slowed(monkeypatch, 0.02)
-    # Four texts of 16 positions fit into a batch.
-    with Running(models, Limits(max_batch_tokens=64)) as service, ThreadPoolExecutor(1) as pool:
-        large = pool.submit(service.complete, "ba", n=6, max_tokens=60, lines=0)
-        service.until(lambda: service.worker.num_generating == 3)
-        service.complete("be", n=3, max_tokens=2)
-        assert service.worker.num_generating == 3 and not large.done()
+    # 16 texts of 16 positions fit into a batch.
+    with Running(models, Limits(max_batch_tokens=256)) as service, ThreadPoolExecutor(2) as pool:
+        large = pool.submit(service.complete, "ba", n=40, max_tokens=60, lines=0)
+        service.until(lambda: service.worker.num_generating == 12)
+        assert service.worker.num_waiting == 1
+        pool.submit(service.complete, "be", n=4, max_tokens=60, lines=0)
+        service.until(lambda: service.worker.num_generating == 15)
+        assert not large.done()
+
+
+def test_searches_take_turns(models, held, monkeypatch):
+    searched = []
+
+    def recorded(engine, reader, ids, *arguments):
+        searched.append(len(ids))
+        return most_likely_words_at(engine, reader, ids, *arguments)
+
+    monkeypatch.setattr("zipflm.serving.worker.most_likely_words_at", recorded)
+    with Running({"pieces": models["pieces"]}) as service, ThreadPoolExecutor(2) as pool:
+        pool.submit(service.score, ["ba"] * 5, top=1)
+        service.until(lambda: service.worker.num_active == 1 and not service.worker.num_waiting)
+        other = pool.submit(service.score, "be bu fila", top=1)
+        service.until(lambda: service.worker.num_waiting == 1)
+        held.set()
+        long = len(models["pieces"].reader.text("be bu fila").ids)
+        other.result()
+    assert searched.index(long) < 5
 
 
 def test_full_queue_returns_429(models, held):
@@ -119,7 +141,7 @@ def test_generation_batches_are_limited(models, monkeypatch, max_batch_tokens, n
 
     monkeypatch.setattr(TextDecoder, "step", recorded)
     with Running(models, Limits(max_batch_tokens=max_batch_tokens)) as service:
-        # Each text needs 12 positions. One of four is left to other requests.
+        # Each text needs 12 positions. There is room for four, one of which is left to others.
         service.complete("ba be", n=4, max_tokens=9, lines=0, seed=1)
     assert max(sizes) == num_rows
 

@@ -11,7 +11,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -140,7 +139,7 @@ class TextInProgress:
         if options.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed((options.seed + index * _SEED_STRIDE) % SEED_LIMIT)
+            self._generator.manual_seed((int(options.seed) + index * _SEED_STRIDE) % SEED_LIMIT)
         self._random_numbers: list[list[float]] = []
 
     def cache_positions(self, engine: Engine) -> int:
@@ -238,17 +237,16 @@ class TextDecoder:
 
     def fitting(self, waiting: Iterable[tuple[TextInProgress, float]]) -> list[TextInProgress]:
         """Return the first of these texts, as long as they fit into the batch, which is padded to
-        its longest text. Each comes with the fraction of the batch that may be full when it has
-        joined. An empty batch takes at least one text."""
+        its longest text. Each comes with the number of texts for which it must leave room. An
+        empty batch takes at least one text."""
         fitting: list[TextInProgress] = []
-        count, longest = 0, 0
-        for row, fraction in chain(zip(self.rows, repeat(1.0)), waiting):
-            count, longest = count + 1, max(longest, row.cache_positions(self._engine))
-            max_rows = fraction * (self._engine.batch_tokens // longest)
-            if count > max(len(self.rows), 1, max_rows):
+        longest = max((row.cache_positions(self._engine) for row in self.rows), default=0)
+        for count, (row, room) in enumerate(waiting, len(self.rows) + 1):
+            longest = max(longest, row.cache_positions(self._engine))
+            if count > 1 and count + room > self._engine.batch_tokens // longest:
                 break
             fitting.append(row)
-        return fitting[len(self.rows) :]
+        return fitting
 
     @torch.inference_mode()
     def join(self, rows: Sequence[TextInProgress]) -> None:
@@ -462,7 +460,7 @@ class TextGenerator:
         waiting = [row for row in self._rows if not row.finish_reason]
         while waiting or self._decoder.rows:
             if not self._decoder.rows:  # together, so that they read the prompt once
-                joining = self._decoder.fitting(zip(waiting, repeat(1.0)))
+                joining = self._decoder.fitting((row, 0) for row in waiting)
                 waiting = waiting[len(joining) :]
                 self._decoder.join(joining)
             self._decoder.step()

@@ -27,17 +27,17 @@ _Pairs = tuple[Tensor, Ids]
 class TextState:
     """The state of a text. `TrainedModel.advance` returns new states and never changes this one."""
 
-    __slots__ = ("_cache", "_hidden", "_past", "inputs", "weights_hash")
+    __slots__ = ("_cache", "_hidden", "_past", "inputs", "origin")
 
     def __init__(
         self,
-        weights_hash: str,
+        origin: object,
         inputs: tuple[int, ...],
         cache: KeyValueCache | RowStates | None,
         past: _Pairs | None = None,
     ) -> None:
-        self.weights_hash: str = weights_hash
-        """Identifies the model of the state."""
+        self.origin: object = origin
+        """The weights and settings of the model of the state."""
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model could read again: the last part of the text, or all of it."""
         # The cache, unless it is None, covers all inputs but the last. Once `_hidden` [D], which
@@ -48,9 +48,9 @@ class TextState:
 
 
 @torch.inference_mode()
-def start(engine: Engine, weights_hash: str, prefix: Ids) -> TextState:
+def start(engine: Engine, origin: object, prefix: Ids) -> TextState:
     """Return the state after a prefix, which can be empty."""
-    state = TextState(weights_hash, tuple(engine.inputs(prefix).tolist()), None)
+    state = TextState(origin, tuple(engine.inputs(prefix).tolist()), None)
     hidden = _read_all(engine, state)
     if engine.memories is not None:
         state._past = engine.pairs(prefix, hidden)
@@ -93,8 +93,8 @@ def _after(engine: Engine, state: TextState, token: int) -> TextState:
         hidden = torch.cat([past[0], state._hidden[None]])[-reach:]
         past = hidden, np.append(past[1], token)[-reach:]
     if len(inputs) <= engine.longest:
-        return TextState(state.weights_hash, inputs, state._cache, past)
-    return TextState(state.weights_hash, inputs[-max(engine.blocks.context, 1) :], None, past)
+        return TextState(state.origin, inputs, state._cache, past)
+    return TextState(state.origin, inputs[-max(engine.blocks.context, 1) :], None, past)
 
 
 def _hidden(engine: Engine, states: Sequence[TextState]) -> Tensor:

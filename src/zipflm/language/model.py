@@ -140,6 +140,12 @@ class TrainedModel:
         self.unseen: UnseenWords | None = (
             UnseenWords(self.model, _MAX_UNSEEN) if has_unpredicted_words else None
         )
+        engine, memories = self.engine, self.engine.memories
+        # Other loads give unseen words other ids.
+        self._origin = (
+            *(run.weights_hash, engine.dtype, str(engine.device), engine.blocks),
+            *(memories and memories.names, self.unseen and id(self.unseen)),
+        )
         encoder = TextEncoder(run.vocabulary, run.codes, run.splitting, self.unseen)
         self.reader: TextReader = TextReader(
             encoder, run.config.batches.unit, run.config.num_predicted
@@ -264,7 +270,7 @@ class TrainedModel:
 
     def start(self, prefix: str = "") -> TextState:
         """Return the state of an empty text, or the state after `prefix`."""
-        return start(self.engine, self.run.weights_hash, self.reader.prefix(prefix))
+        return start(self.engine, self._origin, self.reader.prefix(prefix))
 
     def advance(self, state: TextState, word: str) -> tuple[float, TextState]:
         """Return log p(word | state) in nats, and the state after the word; "\\n" ends a line.
@@ -284,8 +290,11 @@ class TrainedModel:
             raise ValueError(
                 f"{len(words)} words for {len(states)} states; give one word per state"
             )
-        if any(state.weights_hash != self.run.weights_hash for state in states):
-            raise ValueError("states: of another model; continue states from `start` of this model")
+        if any(state.origin != self._origin for state in states):
+            raise ValueError(
+                "states: of another model, or of the same model with other settings; continue "
+                "states from `start` of this model"
+            )
         ids = [self.encode(word) for word in words]
         for word, word_ids in zip(words, ids, strict=True):
             if not word_ids:

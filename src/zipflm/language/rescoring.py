@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -71,6 +72,8 @@ def rescore_file(
     inputs = [file, *filter(None, [reference]), *(scores or {}).values(), *(costs or {}).values()]
     check_destination("--out", out, inputs)
     check_destination("--scores-out", scores_out, inputs)
+    if out and scores_out and os.path.realpath(out) == os.path.realpath(scores_out):
+        raise ValueError(f"--scores-out {scores_out}: same file as --out; choose another file")
     chosen_format = open_format(file, format, scores, costs)
     if scores_out is not None and not isinstance(chosen_format, Kaldi):
         raise ValueError("--scores-out: only for --format kaldi; leave it out")

@@ -2,8 +2,8 @@
 
 Each iteration scores one batch of texts per model, searches for alternatives at one position, and
 adds one token to all texts being generated, so that new requests start soon and no kind of work
-starves the others. Requests take turns to add texts to a batch, and no request fills the batch of
-generated texts alone. Results are passed to the event loop at the end of an iteration.
+starves the others. Requests take turns, and no request fills the batch of generated texts alone.
+Results are passed to the event loop at the end of an iteration.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ from zipflm.serving.schemas import APIError
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-_FRACTION = 0.75
-"""A request that has texts in the batch adds more only up to this fraction of its size, so that new
-requests find room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +61,7 @@ class Job(Generic[_T]):
         self.is_cancelled = False
         """True if the client disconnected or received its response. Later results are dropped."""
         self.has_started = False
-        """True if the job is no longer in the queue."""
+        """True if all texts of the job have left the queue."""
 
     def put(self, event: _T | Exception) -> None:
         """Add a result. Call this only from the event loop's thread."""
@@ -218,7 +214,7 @@ class _ModelRunner:
         self.scores: dict[Job[Any], deque[ScoreTask]] = {}
         self.rows: dict[Job[Any], deque[_GenerateTask]] = {}
         self.generating: dict[TextInProgress, _GenerateTask] = {}
-        self._searches: deque[ScoreTask] = deque()
+        self._searches: dict[Job[Any], deque[ScoreTask]] = {}
         self._events: list[tuple[Job[Any], Any]] = []
         self._decoder = TextDecoder(self._engine, self._reader)
 
@@ -232,7 +228,12 @@ class _ModelRunner:
             if batch := self._next_batch():
                 self._score(batch)
             if self._searches:
-                self._search(self._searches.popleft())
+                job = next(iter(self._searches))
+                tasks = self._searches.pop(job)
+                first = tasks.popleft()
+                if tasks:
+                    self._searches[job] = tasks  # at the end
+                self._search(first)
             self._generate()
         except Exception as error:  # the thread must survive
             failure = _logged_failure(error)
@@ -274,7 +275,7 @@ class _ModelRunner:
 
     def _send_or_search(self, task: ScoreTask) -> None:
         if task.search and len(task.searched) < len(task.document.asked):
-            self._searches.append(task)
+            self._searches.setdefault(task.job, deque()).append(task)
         else:
             self._send(task.job, task)
 
@@ -322,10 +323,11 @@ class _ModelRunner:
 
     def _waiting_rows(self) -> Iterator[tuple[TextInProgress, float]]:
         """Yield texts in the queue for `TextDecoder.fitting`. A text starts when the next one is
-        requested."""
+        requested. It must leave room for a third of the texts that its job already has in the
+        batch, so that new jobs find room."""
         counts = Counter(task.job for task in self.generating.values())
         for task in _take_turns(self.rows, counts):
-            yield task.row, _FRACTION if counts[task.job] else 1.0
+            yield task.row, counts[task.job] / 3
             self.generating[task.row] = task
 
 
@@ -334,12 +336,12 @@ def _take_turns(queue: dict[Job[Any], deque[_T]], counts: Counter[Job[Any]]) -> 
     leaves the queue when the next one is requested."""
     while queue:
         # A copy, because the event loop can add jobs at any time.
-        job = min(tuple(queue), key=lambda job: counts[job])
+        job = min(tuple(queue), key=counts.__getitem__)
         tasks = queue[job]
         if not job.is_cancelled:
             yield tasks[0]
             tasks.popleft()
-            job.has_started = True
+            job.has_started = not tasks
             counts[job] += 1
         del queue[job]
         if tasks and not job.is_cancelled:
