@@ -227,6 +227,7 @@ def test_repeated_kills_leave_nothing(tmp_path):
     assert zipflm(*command, tmp_path / "whole").returncode == 0
     left = 0
     for _ in range(5):
+        (tmp_path / ".d.lock").unlink(missing_ok=True)
         process = subprocess.Popen(
             [sys.executable, "-m", "zipflm", *map(str, command), str(tmp_path / "d")],
             env=ENVIRONMENT,
@@ -234,6 +235,7 @@ def test_repeated_kills_leave_nothing(tmp_path):
         )
         while not list(tmp_path.glob(".d.lock")):
             assert process.poll() is None
+            time.sleep(0.005)
         time.sleep(draw.uniform(0, 1.5))
         process.kill()
         process.wait()

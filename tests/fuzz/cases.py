@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from itertools import count
 
+MIN_CASES = 60  # also on a busy machine
 MAX_SECONDS = 10.0  # per case, on a busy machine
 MAX_MEGABYTES = 1_000  # in addition to those in use at the start
 _MOST_SHOWN = 5
@@ -25,7 +26,7 @@ def case(seed, number):
 
 
 def tried(attempt, seed, seconds, first=0):
-    """Run `attempt(rng)` on cases until the time is up, and count its return values.
+    """Run `attempt(rng)` on MIN_CASES cases or until the time is up, and count its return values.
 
     Raises AssertionError listing the first cases that raised, hung or used too much memory.
     """
@@ -33,7 +34,8 @@ def tried(attempt, seed, seconds, first=0):
     outcomes, wrong = Counter(), []
     with limited_memory():
         for number in count(first):
-            if time.monotonic() > end or len(wrong) == _MOST_SHOWN:
+            is_over = number >= first + MIN_CASES and time.monotonic() > end
+            if is_over or len(wrong) == _MOST_SHOWN:
                 break
             try:
                 with limited_time():

@@ -193,7 +193,7 @@ def test_training_continues_while_a_checkpoint_is_saved(word_data, tmp_path):
 
     def look():
         """Check that updates after 4 are logged before its checkpoint exists."""
-        for _ in range(600):
+        for _ in range(2_000):
             log = (out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else ""
             there = (out / "checkpoints" / "update-00000004").exists()
             if '"update": 5' in log and not there:
@@ -202,7 +202,7 @@ def test_training_continues_while_a_checkpoint_is_saved(word_data, tmp_path):
             if there:
                 return
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
     assert in_processes(2, _train_slowly, word_data.path, out, overrides, 3.0, False) == [0, 0]
     watcher.join()

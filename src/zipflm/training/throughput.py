@@ -9,6 +9,7 @@ import re
 import resource
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -64,6 +65,9 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak GPU memory that this process allocated, or its peak host memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError, IndexError):  # Linux; ru_maxrss can be that of the parent process
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
 
