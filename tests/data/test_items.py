@@ -177,6 +177,15 @@ def test_rejects_files_that_are_not_id_sequences(tmp_path, monkeypatch, name, wr
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]  # nothing made, nothing run
 
 
+def test_rejects_a_pipe_of_words(tmp_path):
+    read, write = os.pipe()
+    os.write(write, b"1 x 2\n")
+    os.close(write)
+    with pytest.raises(ValueError, match=f"^/dev/fd/{read}: 'x' is not an id"):
+        folder(tmp_path, f"/dev/fd/{read}")
+    os.close(read)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

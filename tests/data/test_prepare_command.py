@@ -179,13 +179,17 @@ def is_running(pid):
         return False
 
 
-def preparing(folder):
-    """Start `zipflm prepare` with two workers and wait until it reads."""
+def start_preparing(folder, **options):
     text = folder / "big.txt"
     text.write_text("".join(f"word{n} and word{n % 7919}\n" for n in range(300_000)))
     command = [sys.executable, "-m", "zipflm", "prepare", str(text)]
     command += ["--out", str(folder / "d"), "--processes", "2"]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, **options)
+
+
+def preparing(folder):
+    """Start `zipflm prepare` with two workers and wait until it reads."""
+    process = start_preparing(folder)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     started, workers = time.monotonic(), []
     while not list(folder.glob(".d.unfinished-*/scan-*/train")):
@@ -202,6 +206,19 @@ def require_end(workers):
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@needs_proc
+def test_ctrl_c_while_workers_start_prints_one_line(tmp_path):
+    process = start_preparing(tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children.read_text().split()) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "zipflm: prepare: interrupted\n"
+    assert process.returncode == 130
 
 
 @needs_proc

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from token_streams import SENTENCES, stream
 
-from zipflm.config import Blocks
+from zipflm.config import Blocks, LSTMDecoder, TransformerDecoder
 from zipflm.data import windows as windows_module
 from zipflm.data.windows import RunLengths, cut, group, require_short_lines, rows
 
@@ -36,14 +37,17 @@ def test_complete_blocks_contain_as_many_sentences_as_fit(lengths, size):
 @pytest.mark.parametrize(("block", "limit"), [(512, 16_384), (8_192, 32_768)])
 @pytest.mark.parametrize("break_mode", ["none", "stream", "complete", "sentence"])
 def test_rejects_lines_far_longer_than_a_block(break_mode, block, limit):
-    blocks = Blocks(break_mode=break_mode, block=block)
-    require_short_lines(stream([limit, 3]).longest_sentence, blocks, "a.txt", "cut them")
+    blocks, decoder = Blocks(break_mode=break_mode, block=block), TransformerDecoder()
+    require_short_lines(stream([limit, 3]).longest_sentence, blocks, decoder, "a.txt", "cut it")
     longest = stream([3, limit + 1]).longest_sentence
+    require_short_lines(longest, blocks, LSTMDecoder(dim=8, hidden_dim=8), "a.txt", "cut it")
+    require_short_lines(longest, replace(blocks, block=limit // 4 + 1), decoder, "a.txt", "cut it")
     if break_mode in ("none", "stream"):
-        require_short_lines(longest, blocks, "a.txt", "cut them")
+        require_short_lines(longest, blocks, decoder, "a.txt", "cut it")
         return
-    with pytest.raises(ValueError, match=rf"a.txt: has a line of {limit + 1:,} .*; cut them"):
-        require_short_lines(longest, blocks, "a.txt", "cut them")
+    message = f"a.txt: has a line of {limit + 1:,} .*; cut it, or blocks of .* {limit // 4 + 1} "
+    with pytest.raises(ValueError, match=message):
+        require_short_lines(longest, blocks, decoder, "a.txt", "cut it")
 
 
 def all_rows(found):

@@ -267,6 +267,11 @@ def test_rejects_a_text_without_words(run, tmp_path):
     assert "empty" in error_of("evaluate", run, "--text", tmp_path / "empty.txt")
 
 
+def test_a_file_is_not_a_run(run, data):
+    weights = next(run.rglob("weights.safetensors"))
+    assert "no checkpoints found" in error_of("evaluate", weights, "--data", data)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -23,6 +23,7 @@ from studies.study_runs import (
 )
 
 from zipflm.data.folder import DataFolder
+from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
 from zipflm.runs.load import load_run
 from zipflm.storage import sole_writer
@@ -93,6 +94,19 @@ def test_rejects_a_study_trained_with_other_settings(data, tmp_path, override):
     run_study(data, tmp_path)
     with pytest.raises(ValueError, match="^SM: "):
         run_study(data, tmp_path, overrides=(override,))
+
+
+def test_rejects_a_long_line_in_the_test_split(tmp_path):
+    make_data(tmp_path, twin=False)
+    (tmp_path / "test.txt").write_text("ba " * 20_000)
+    texts = {name: [tmp_path / f"{name}.txt"] for name in ("train", "valid", "test")}
+    data = prepare(tmp_path / "long", texts, Options(min_count=1)).path
+    trainer, only = FakeTrainer(), {"factorizations": ("SM",)}
+    with pytest.raises(ValueError, match="test split: has a line of .*eval_break_mode=none"):
+        run_study(data, tmp_path / "study", trainer, **only)
+    assert trainer.trained == []
+    whole = ("batches.eval_break_mode=none",)
+    run_study(data, tmp_path / "study", trainer, overrides=whole, **only)
 
 
 def test_retrains_a_member_with_a_damaged_checkpoint(data, tmp_path):

@@ -112,7 +112,8 @@ def evaluate(
     from zipflm import api
     from zipflm.distributed import processes
 
-    if len(runs) > 1 or os.path.exists(runs[0]) and not os.path.isdir(runs[0]):
+    is_file = os.path.exists(runs[0]) and not os.path.isdir(runs[0])
+    if len(runs) > 1 or (is_file and data is None and text is None):
         _check_score_files(ctx, runs)
         _average(runs, weights, out, as_json)
         return

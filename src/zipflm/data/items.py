@@ -10,6 +10,7 @@ The result is a scan in which ids are words and sequences are lines. A file is o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from os import PathLike
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zipflm.data.scan import LINE_END, Progress, Rename, Scan, ScannedChunk
-from zipflm.data.text import STDIN, line_groups, shown
+from zipflm.data.text import is_url, line_groups, shown
 from zipflm.data.vocabulary import SPECIALS
 from zipflm.messages import quoted
 
@@ -109,7 +110,8 @@ def _require_numbers(words: Iterable[str], sources: Sequence[str]) -> None:
 def _locate(word: str, sources: Sequence[str]) -> str:
     """Return the file and line of a word, or all files if it cannot be found again."""
     for source in sources:
-        groups = () if source == STDIN else line_groups(source)
+        # Standard input and pipes cannot be read again.
+        groups = line_groups(source) if is_url(source) or os.path.isfile(source) else ()
         for number, line in enumerate(chain.from_iterable(group for group, _ in groups), start=1):
             if word.encode() in line.split():
                 return f"{source}: line {number}"

@@ -16,7 +16,7 @@ import signal
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -266,7 +266,7 @@ def map_in_processes(
     spawn = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_init_worker) as pool:
         try:
-            submitted = ((chunk, pool.submit(task, chunk)) for chunk in chunks)
+            submitted = ((chunk, _submit(pool, task, chunk)) for chunk in chunks)
             for chunk, future in ahead(submitted, 2 * processes):
                 yield chunk, future.result()
         except BrokenProcessPool:
@@ -277,9 +277,17 @@ def map_in_processes(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _submit(pool: ProcessPoolExecutor, task: Task, chunk: Chunk) -> Future[ScannedChunk]:
+    """Submit a task. Processes that this starts block SIGINT: the parent handles Ctrl-C."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(task, chunk)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _init_worker() -> None:
-    """Leave Ctrl-C to the parent, and exit when the parent exits, even if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Exit when the parent exits, even if it is killed."""
     parent = parent_process()
     assert parent is not None
 

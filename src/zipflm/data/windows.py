@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zipflm.config import Blocks, BreakMode
+from zipflm.config import Blocks, BreakMode, DecoderConfig
 from zipflm.data.token_file import TokenArray
 
 _PER_STEP = 1 << 14
@@ -51,14 +51,17 @@ class Rows:
     """Returns the windows at the given positions, which count windows in batching order."""
 
 
-def require_short_lines(longest: int, blocks: Blocks, text: str, remedy: str) -> None:
-    """Raise ValueError if the longest line of a text is far longer than a block, and the break mode
-    does not cut lines."""
+def require_short_lines(
+    longest: int, blocks: Blocks, decoder: DecoderConfig, text: str, remedy: str
+) -> None:
+    """Raise ValueError if the longest line of a text is far longer than a block of a Transformer,
+    and the break mode does not cut lines."""
     limit = max(_MAX_UNCUT_TOKENS, _MAX_UNCUT_BLOCKS * blocks.block)
-    if not blocks.has_one_length and longest > limit:
+    if longest > limit and not blocks.has_one_length and not decoder.has_constant_state:
         raise ValueError(
             f"{text}: has a line of {longest:,} tokens, which break mode {blocks.break_mode} does "
-            f"not cut (limit: {limit:,}); {remedy}"
+            f"not cut (limit: {limit:,}); {remedy}, or blocks of at least "
+            f"{-(-longest // _MAX_UNCUT_BLOCKS)} tokens"
         )
 
 

@@ -138,9 +138,11 @@ def _scored_file(
 def _short_lines(
     lm: TrainedModel, lines: Iterator[EncodedText], name: str
 ) -> Iterator[EncodedText]:
-    remedy = "use --lines independent, or a run with batches.eval_break_mode=none"
     for line in lines:
-        require_short_lines(len(line.ids), lm.running_blocks, name, remedy)
+        require_short_lines(
+            *(len(line.ids), lm.running_blocks, lm.model.config.decoder, name),
+            "use --lines independent",
+        )
         yield line
 
 

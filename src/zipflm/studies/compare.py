@@ -56,7 +56,7 @@ from zipflm.studies.protocol import describe_request, describe_training
 from zipflm.studies.report import require_report_folder, write_report
 from zipflm.studies.study import Study, Tried, build_study, split_text
 from zipflm.training import throughput
-from zipflm.training.checks import check_data, check_run_folder, require_same_config
+from zipflm.training.checks import check_data, check_lines, check_run_folder, require_same_config
 from zipflm.training.stream import accumulation
 from zipflm.training.throughput import device_name
 from zipflm.training.trainer import train as train_run
@@ -320,6 +320,7 @@ def check_plan(plan: Plan, process: Process, *, check_folder: bool = True) -> No
     try:
         plan.data.tokens("train")
         check_data(plan.config, plan.data)
+        check_lines(plan.config, plan.data, "test")
         accumulation(plan.config, process)
         if check_folder:
             check_run_folder(plan.run, plan.config, plan.data, resume=True)

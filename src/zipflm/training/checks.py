@@ -55,14 +55,20 @@ def check_data(config: Config, data: DataFolder) -> None:
         config.training.patience,
         f"needs a validation set, but {data.path} has none; prepare it with --valid",
     )
-    for split, blocks, key in (
-        ("train", config.batches.blocks, "break_mode"),
-        ("valid", config.batches.eval_blocks, "eval_break_mode"),
-    ):
-        if split in data.splits:
-            longest = data.tokens(split).longest_sentence
-            text, remedy = f"{data.path}, {split} split", f"use batches.{key}=none"
-            require_short_lines(longest, blocks, text, remedy)
+    check_lines(config, data, "train", "valid")
+
+
+def check_lines(config: Config, data: DataFolder, *splits: str) -> None:
+    """Raise ValueError if lines of these splits are far too long for their break mode."""
+    for split in splits:
+        if split not in data.splits:
+            continue
+        key, blocks = "eval_break_mode", config.batches.eval_blocks
+        if split == "train":
+            key, blocks = "break_mode", config.batches.blocks
+        longest = data.tokens(split).longest_sentence
+        text, remedy = f"{data.path}, {split} split", f"use batches.{key}=none"
+        require_short_lines(longest, blocks, config.decoder, text, remedy)
 
 
 def check_run_folder(
