@@ -44,14 +44,16 @@ class StopSignal:
         """Install the handlers. Does nothing in threads other than the main one."""
         is_main = threading.current_thread() is threading.main_thread()
         if not self._previous_handlers and is_main:  # only the main thread can set handlers
+            # nohup ignores SIGHUP; keep that.
             self._previous_handlers = {
                 number: signal.signal(number, self._request)
                 for number in _SIGNALS
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
             }
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.is_requested = True
+        _leave_closed_terminal()
         if self._is_single_process:
             self._restore()
             with suppress(OSError):  # stderr is closed; `print` is not reentrant
@@ -63,3 +65,13 @@ class StopSignal:
 
     def __exit__(self, *error: object) -> None:
         self._restore()
+
+
+def _leave_closed_terminal() -> None:
+    """Replace stdout and stderr with /dev/null if their terminal is closed. Writing to it would
+    raise OSError before the run is saved."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
