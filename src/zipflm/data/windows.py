@@ -52,16 +52,25 @@ class Rows:
 
 
 def require_short_lines(
-    longest: int, blocks: Blocks, decoder: DecoderConfig, text: str, remedy: str
+    longest: int,
+    blocks: Blocks,
+    decoder: DecoderConfig,
+    text: str,
+    remedy: str,
+    block_option: str = "",
 ) -> None:
     """Raise ValueError if the longest line of a text is far longer than a block of a Transformer,
-    and the break mode does not cut lines."""
+    and the break mode does not cut lines.
+
+    `block_option` is the option for longer blocks, which are another remedy.
+    """
     limit = max(_MAX_UNCUT_TOKENS, _MAX_UNCUT_BLOCKS * blocks.block)
     if longest > limit and not blocks.has_one_length and not decoder.has_constant_state:
+        if block_option:
+            remedy += f", or {block_option}={-(-longest // _MAX_UNCUT_BLOCKS)} or more"
         raise ValueError(
             f"{text}: has a line of {longest:,} tokens, which break mode {blocks.break_mode} does "
-            f"not cut (limit: {limit:,}); {remedy}, or blocks of at least "
-            f"{-(-longest // _MAX_UNCUT_BLOCKS)} tokens"
+            f"not cut (limit: {limit:,}); {remedy}"
         )
 
 

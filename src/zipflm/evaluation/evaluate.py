@@ -215,8 +215,14 @@ def batches_of(
     folder.verify(split)
     tokens = folder.tokens(split)
     text = f"{folder.path}, {split} split" if source is None else source
-    remedy = "use --break none (only in evaluate)"
-    require_short_lines(tokens.longest_sentence, options.blocks, run.config.decoder, text, remedy)
+    require_short_lines(
+        tokens.longest_sentence,
+        options.blocks,
+        run.config.decoder,
+        text,
+        "use --break none (evaluate only)",
+        "--block",
+    )
     # The state is carried through the full text, so the text must stay in a single row.
     is_stream = options.blocks.break_mode == "stream"
     size = options.blocks.block if is_stream else options.batch_tokens

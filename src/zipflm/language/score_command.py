@@ -138,11 +138,10 @@ def _scored_file(
 def _short_lines(
     lm: TrainedModel, lines: Iterator[EncodedText], name: str
 ) -> Iterator[EncodedText]:
+    blocks, decoder = lm.running_blocks, lm.model.config.decoder
     for line in lines:
-        require_short_lines(
-            *(len(line.ids), lm.running_blocks, lm.model.config.decoder, name),
-            "use --lines independent",
-        )
+        remedy = "use --lines independent"
+        require_short_lines(len(line.ids), blocks, decoder, name, remedy, "--block")
         yield line
 
 

@@ -60,15 +60,13 @@ def check_data(config: Config, data: DataFolder) -> None:
 
 def check_lines(config: Config, data: DataFolder, *splits: str) -> None:
     """Raise ValueError if lines of these splits are far too long for their break mode."""
-    for split in splits:
-        if split not in data.splits:
-            continue
-        key, blocks = "eval_break_mode", config.batches.eval_blocks
-        if split == "train":
-            key, blocks = "break_mode", config.batches.blocks
-        longest = data.tokens(split).longest_sentence
-        text, remedy = f"{data.path}, {split} split", f"use batches.{key}=none"
-        require_short_lines(longest, blocks, config.decoder, text, remedy)
+    for split in filter(data.splits.__contains__, splits):
+        blocks, remedy, option = config.batches.blocks, "use batches.break_mode=none", ""
+        if split != "train":
+            blocks, option = config.batches.eval_blocks, "batches.eval_block"
+            remedy = "use batches.eval_break_mode=none"
+        text, longest = f"{data.path}, {split} split", data.tokens(split).longest_sentence
+        require_short_lines(longest, blocks, config.decoder, text, remedy, option)
 
 
 def check_run_folder(

@@ -66,7 +66,7 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError, IndexError):  # Linux; ru_maxrss can be that of the parent process
-        status = Path("/proc/self/status").read_text(encoding="ascii")
+        status = Path("/proc/self/status").read_text(encoding="latin-1")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
