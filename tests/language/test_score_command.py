@@ -191,7 +191,7 @@ def test_prefix(adp, text):
         ({"top": 2, "per": "line"}, "--top"),
         ({"top": 2, "lines": "running"}, "--top"),
         ({"bits": True, "log10": True}, "--log10"),
-        ({"top": 1000}, "top=1000: must be from 1 to 80"),
+        ({"top": 1000}, "top=1000: must be an integer from 1 to 80"),
     ],
 )
 def test_rejects_conflicting_options(adp, text, options, reason):

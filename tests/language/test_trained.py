@@ -143,7 +143,9 @@ def test_next_words_of_sub_word_models_are_exact(bpe):
 
 @pytest.mark.parametrize("k", [0, 10**6, None, 1.5])
 def test_rejects_k_outside_the_vocabulary(adp, k):
-    with pytest.raises(ValueError, match=f"k={k}: must be from 1 to {len(adp.vocabulary)}"):
+    with pytest.raises(
+        ValueError, match=f"k={k}: must be an integer from 1 to {len(adp.vocabulary)}"
+    ):
         adp.next_words("ba", k)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import torch
@@ -31,13 +32,13 @@ class TextState:
 
     def __init__(
         self,
-        origin: object,
+        origin: UUID,
         inputs: tuple[int, ...],
         cache: KeyValueCache | RowStates | None,
         past: _Pairs | None = None,
     ) -> None:
-        self.origin: object = origin
-        """The weights and settings of the model of the state."""
+        self.origin: UUID = origin
+        """Identifies the model, which has settings that a state depends on."""
         self.inputs: tuple[int, ...] = inputs
         """Ids that the model could read again: the last part of the text, or all of it."""
         # The cache, unless it is None, covers all inputs but the last. Once `_hidden` [D], which
@@ -48,7 +49,7 @@ class TextState:
 
 
 @torch.inference_mode()
-def start(engine: Engine, origin: object, prefix: Ids) -> TextState:
+def start(engine: Engine, origin: UUID, prefix: Ids) -> TextState:
     """Return the state after a prefix, which can be empty."""
     state = TextState(origin, tuple(engine.inputs(prefix).tolist()), None)
     hidden = _read_all(engine, state)

@@ -22,6 +22,7 @@ from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any, overload
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -140,12 +141,7 @@ class TrainedModel:
         self.unseen: UnseenWords | None = (
             UnseenWords(self.model, _MAX_UNSEEN) if has_unpredicted_words else None
         )
-        engine, memories = self.engine, self.engine.memories
-        # Other loads give unseen words other ids.
-        self._origin = (
-            *(run.weights_hash, engine.dtype, str(engine.device), engine.blocks),
-            *(memories and memories.names, self.unseen and id(self.unseen)),
-        )
+        self._origin = uuid4()
         encoder = TextEncoder(run.vocabulary, run.codes, run.splitting, self.unseen)
         self.reader: TextReader = TextReader(
             encoder, run.config.batches.unit, run.config.num_predicted
@@ -291,10 +287,7 @@ class TrainedModel:
                 f"{len(words)} words for {len(states)} states; give one word per state"
             )
         if any(state.origin != self._origin for state in states):
-            raise ValueError(
-                "states: of another model, or of the same model with other settings; continue "
-                "states from `start` of this model"
-            )
+            raise ValueError("states: of another model; continue states from `start` of this model")
         ids = [self.encode(word) for word in words]
         for word, word_ids in zip(words, ids, strict=True):
             if not word_ids:

@@ -71,8 +71,8 @@ def most_likely_words_at(
 def require_k(k: int, reader: TextReader, name: str = "k") -> None:
     if not (isinstance(k, int | np.integer) and 1 <= k <= reader.num_predicted):
         raise ValueError(
-            f"{name}={k}: must be from 1 to {reader.num_predicted}, the number of words or pieces "
-            "that the model predicts"
+            f"{name}={k}: must be an integer from 1 to {reader.num_predicted}, the number of words "
+            "or pieces that the model predicts"
         )
 
 
