@@ -12,7 +12,6 @@ dict, or a list of `key=value` and `@file` (a file of such lines).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -181,12 +180,11 @@ def train(
     is_resumed = (resume or resume_if_any) and run_folder.holds_a_run
 
     def read_inputs() -> tuple[DataFolder, Config, Checkpoint | None]:
-        if resume and not resume_if_any and not is_resumed:
-            remedy = "leave out resume to start a new run"
-            if run_folder.checkpoints():
-                remedy = "restore its config.json"
+        is_missing = not is_resumed and not run_folder.checkpoints()
+        if resume and not resume_if_any and is_missing:
             raise ValueError(
-                f"resume=True: no run in {run_folder.path}; check the path, or {remedy}"
+                f"resume=True: no run in {run_folder.path}; check the path, or leave out resume to "
+                "start a new run"
             )
         folder, held = _open(data), run_folder.config() if is_resumed else None
         on_cpu = process.device.type == "cpu"
@@ -462,7 +460,7 @@ def _read_overrides(path: Path) -> list[str]:
         raise ValueError(f"{path}: not UTF-8 text; name a file of key=value lines") from None
     # A comment starts with " #", or with # at the start of a line.
     lines = (f" {line}".partition(" #")[0].strip() for line in text.splitlines())
-    return [re.sub(r"\s*=\s*", "=", line, count=1) for line in lines if line]
+    return ["=".join(part.strip() for part in line.split("=", 1)) for line in lines if line]
 
 
 def _plain(value: Any) -> Any:

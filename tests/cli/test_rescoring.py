@@ -163,12 +163,6 @@ def test_ensemble_perplexity(call, scores, tmp_path):
     assert json.loads(out)["perplexity"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_evaluates_a_single_score_file(call, scores):
-    _, out, _ = call("evaluate", "a.tsv", "--json")
-    expected = (0.5 * 0.1 * 0.8) ** (-1 / 3)
-    assert json.loads(out)["perplexity"] == pytest.approx(expected, abs=1e-4)
-
-
 def test_fits_ensemble_weights(call, scores):
     _, out, _ = call("evaluate", "a.tsv", "b.tsv", "--weights", "fit", "--json")
     _, equal, _ = call("evaluate", "a.tsv", "b.tsv", "--json")

@@ -27,16 +27,14 @@ def test_options_reach_the_server(monkeypatch):
 
 @pytest.mark.parametrize(
     "origin",
-    ["localhost:3000", "http://localhost:4000/", "foo", "http://A.org", "https://a.org:443", ""],
+    ["localhost:3000", "http://localhost:4000/", "foo", "http://A.org", ""],
 )
 def test_rejects_origins_that_browsers_do_not_send(origin):
     error = call("no such run", "--port", "0", "--cors-origin", origin).exception
     assert str(error).startswith(f"--cors-origin {origin}: not an origin; give scheme, host and")
 
 
-@pytest.mark.parametrize(
-    "origin", ["*", "null", "https://a.org", "https://a.org:80", "http://[::1]:3000", "tauri://a"]
-)
+@pytest.mark.parametrize("origin", ["*", "null", "https://a.org", "http://[::1]:3000", "tauri://a"])
 def test_accepts_origins(origin):
     error = call("no such run", "--port", "0", "--cors-origin", origin).exception
     assert "no such run" in str(error)

@@ -207,7 +207,7 @@ def test_rejects_ids_without_a_name(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("a\nb\n")
     source = as_text(tmp_path / "ids.txt", [[0, 2]])
-    with pytest.raises(ValueError, match="names.txt: has 2 lines, but id 2 needs line 3"):
+    with pytest.raises(ValueError, match="--names: has 2 lines, but id 2 needs line 3"):
         folder(tmp_path, source, names=names)
 
 

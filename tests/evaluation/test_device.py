@@ -32,8 +32,15 @@ def test_returns_available_devices_unchanged(gpus, name):
 )
 def test_rejects_missing_devices(gpus, count, name):
     gpus(count)
-    with pytest.raises(ValueError, match=f"^device={name}: not available .*such as cpu"):
+    with pytest.raises(ValueError, match=f"^device={name}: not available .*such as cpu$"):
         resolve_device(name)
+
+
+def test_several_processes_can_be_too_many(gpus, monkeypatch):
+    gpus(2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="such as cpu, or fewer processes$"):
+        resolve_device("cuda:2")
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "abacus", "cuda:x", "cuda:-1"])

@@ -58,10 +58,10 @@ def test_large_request_leaves_room_for_others(models, monkeypatch):
     slowed(monkeypatch, 0.02)
     # 16 texts of 16 positions fit into a batch.
     with Running(models, Limits(max_batch_tokens=256)) as service, ThreadPoolExecutor(2) as pool:
-        large = pool.submit(service.complete, "ba", n=40, max_tokens=60, lines=0)
+        large = pool.submit(service.complete, "ba", n=28, max_tokens=40, lines=0)
         service.until(lambda: service.worker.num_generating == 12)
         assert service.worker.num_waiting == 1
-        pool.submit(service.complete, "be", n=4, max_tokens=60, lines=0)
+        pool.submit(service.complete, "be", n=4, max_tokens=40, lines=0)
         service.until(lambda: service.worker.num_generating == 15)
         assert not large.done()
 

@@ -44,9 +44,6 @@ def test_replaces_only_files_of_reports(tmp_path, name):
     (tmp_path / name).write_text("{}")
     with pytest.raises(ValueError, match=f"out=.*: {name} is not from an earlier report; choose"):
         require_report_folder(tmp_path)
-    (tmp_path / "members").mkdir()
-    require_report_folder(tmp_path, is_study=True)
-    (tmp_path / "members").rmdir()
     write_report(example.study_of(example.member("SM")), tmp_path)
     require_report_folder(tmp_path)
 

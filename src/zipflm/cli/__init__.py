@@ -43,8 +43,7 @@ def main() -> None:
     _set_openmp_waiting()
     _open_missing_streams()
     _configure_output_encoding()
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         _run()
@@ -57,9 +56,6 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):  # Python flushes both at exit
             os.dup2(devnull, stream.fileno())
         sys.exit(CLOSED_PIPE)
-    finally:
-        if is_default:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

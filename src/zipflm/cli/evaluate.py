@@ -112,8 +112,7 @@ def evaluate(
     from zipflm import api
     from zipflm.distributed import processes
 
-    is_file = os.path.exists(runs[0]) and not os.path.isdir(runs[0])
-    if len(runs) > 1 or (is_file and data is None and text is None):
+    if len(runs) > 1:
         _check_score_files(ctx, runs)
         _average(runs, weights, out, as_json)
         return

@@ -57,6 +57,8 @@ class SplitMetadata:
     """Size of the normalized text: words joined by single spaces, one newline per line."""
     continued: int
     """Number of words that end in `@@`, as in a text that is already split into BPE pieces."""
+    literal_ends: int = 0
+    """Number of `</s>` in the text, which count as additional line ends."""
     types: int
     """Number of distinct words, including `</s>`."""
     sha256: str

@@ -42,20 +42,17 @@ def are_arrays(sources: Sequence[str]) -> bool:
     return all(arrays)
 
 
-def item_names(
-    sources: Sequence[str], names: Sequence[str] | None, names_file: str | PathLike[str] | None
-) -> Rename:
+def item_names(sources: Sequence[str], names: Sequence[str] | None) -> Rename:
     """Return a function that replaces ids with `names[id]`, or keeps them if `names` is None.
 
-    `names_file` is the file of the names, for errors. The function raises ValueError for a word
-    that is not an id, and for an id without a name.
+    The function raises ValueError for a word that is not an id, and for an id without a name.
     """
     is_text = not are_arrays(sources)
 
     def rename(words: list[str]) -> list[str]:
         if is_text:
             _require_numbers(words, sources)
-        return words if names is None else _renamed(words, names, names_file)
+        return words if names is None else _renamed(words, names)
 
     return rename
 
@@ -87,12 +84,12 @@ def load_names(path: str | PathLike[str]) -> list[str]:
     return names
 
 
-def _renamed(words: Sequence[str], names: Sequence[str], names_file: object) -> list[str]:
+def _renamed(words: Sequence[str], names: Sequence[str]) -> list[str]:
     ids = list(map(int, words))
     if ids and max(ids) >= len(names):
         raise ValueError(
-            f"{names_file}: has {len(names):,} lines, but id {max(ids):,} needs line "
-            f"{max(ids) + 1:,}; name every id"
+            f"--names: has {len(names):,} lines, but id {max(ids):,} needs line {max(ids) + 1:,}; "
+            "name every id"
         )
     return [names[id] for id in ids]
 

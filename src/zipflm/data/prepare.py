@@ -42,7 +42,7 @@ from zipflm.data.text import (
     stored_size,
 )
 from zipflm.data.token_file import token_writer
-from zipflm.data.vocabulary import CONTINUES, SPECIALS, UNKNOWN, Vocabulary
+from zipflm.data.vocabulary import CONTINUES, END, SPECIALS, UNKNOWN, Vocabulary
 from zipflm.settings import write_record
 from zipflm.storage import file_hash, new_folder, refuse_existing, seal
 
@@ -135,7 +135,7 @@ def prepare(
         with TemporaryDirectory(dir=folder, prefix="scan-") as spool:
             scans = {}
             for split, texts in sources.items():
-                rename = item_names(texts, names, options.names) if options.ids else None
+                rename = item_names(texts, names) if options.ids else None
                 scans[split] = Scan(Path(spool) / split, rename)
                 _read(split, texts, scans[split], options, map_in_order, report)
             if options.bpe is not None:
@@ -184,7 +184,7 @@ def _expand_sources(
     sources = {split: expand(splits[split]) for split in SPLITS if split in splits}
     sources = {split: names for split, names in sources.items() if names}
     if "train" not in sources and options.vocabulary is None:
-        raise ValueError("no training text; name text files, --corpus or --vocabulary")
+        raise ValueError("no training text; name text files, or use --corpus or --vocabulary")
     if not sources:
         raise ValueError("no text; provide at least one file")
     for name in chain.from_iterable(sources.values()):
@@ -270,7 +270,7 @@ def _write_split(
     digests, text_hash = word_digests(words), hashlib.sha256()
     path = folder / f"{split}.tokens"
     num_words = scanned.num_tokens  # a line end counts as a word
-    num_ids = unknown = num_blank_lines = 0
+    num_ids = unknown = line_ends = num_blank_lines = 0
     with token_writer(path, len(vocabulary), vocabulary.hash) as write:
         for numbers, indices in scanned.chunks():
             ids, ends = encoding.apply(numbers, indices)
@@ -278,6 +278,7 @@ def _write_split(
             num_ids += len(ids)
             text_hash.update(digests[numbers][indices].data)
             unknown += int(np.count_nonzero(ids == UNKNOWN))
+            line_ends += int(np.count_nonzero(ids == END))
             num_blank_lines += int(np.count_nonzero(np.diff(ends, prepend=0) == 1))
             # `report` expects bytes. Four per word is only an estimate.
             report(f"writing {split}", 4 * len(indices), 4 * num_words)
@@ -303,6 +304,7 @@ def _write_split(
         # no space.
         bytes=num_bytes + num_words - (scanned.num_sentences - num_blank_lines),
         continued=continued,
+        literal_ends=line_ends - scanned.num_sentences,
         types=len(words),
         sha256=file_hash(path),
         words_sha256=text_hash.hexdigest(),

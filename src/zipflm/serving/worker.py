@@ -337,15 +337,16 @@ def _take_turns(queue: dict[Job[Any], deque[_T]], counts: Counter[Job[Any]]) -> 
     while queue:
         # A copy, because the event loop can add jobs at any time.
         job = min(tuple(queue), key=counts.__getitem__)
-        tasks = queue[job]
-        if not job.is_cancelled:
-            yield tasks[0]
-            tasks.popleft()
-            job.has_started = not tasks
-            counts[job] += 1
-        del queue[job]
-        if tasks and not job.is_cancelled:
+        if job.is_cancelled:
+            del queue[job]
+            continue
+        yield queue[job][0]
+        tasks = queue.pop(job)
+        tasks.popleft()
+        if tasks:
             queue[job] = tasks  # at the end
+        job.has_started = not tasks
+        counts[job] += 1
 
 
 def _delta(row: TextInProgress) -> Delta:

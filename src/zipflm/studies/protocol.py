@@ -32,7 +32,7 @@ def describe_request(request: Request, plans: Sequence[Plan]) -> dict[str, str]:
     entries = {
         "preset": request.preset,
         "recipe": "that of the preset" if request.recipe == "paper" else request.recipe,
-        # The entry "seeds" has the seed.
+        # "seeds" below lists these.
         "overrides": " ".join(o for o in request.overrides if not o.startswith("training.seed=")),
         "held equal": describe_budget(request.equal, plans),
         "tuned": " ".join(request.grid),

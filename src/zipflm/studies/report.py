@@ -55,8 +55,6 @@ def require_report_folder(out: Path, *, is_study: bool = False) -> None:
     for name, content in contents.items():
         if (out / name).exists():
             raise ValueError(f"out={out}: already contains {content}; choose another folder")
-    if is_study and (out / MEMBERS).is_dir():
-        return
     if (out / TABLE).is_file() and b'"protocol": {' in (out / TABLE).read_bytes():
         return
     for name in _FILES:

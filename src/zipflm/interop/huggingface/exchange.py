@@ -34,7 +34,7 @@ from zipflm.storage import CHECKSUMS, file_hash, new_folder, read_checksums, req
 
 _CONFIG = "config.json"
 _SPELLINGS = "input.spellings_VC"
-_SIZE = re.compile("0*[1-9][0-9]* *[KMGT]B", re.IGNORECASE)
+_SIZE = re.compile(r"(?=.*[1-9])[0-9]+(\.[0-9]+)? *[KMGT]B", re.IGNORECASE)
 
 
 def model_card(run: LoadedRun, state: SavedState, versions: Versions | None) -> str:
@@ -76,14 +76,14 @@ def export_run(
     out: Path,
     *,
     checkpoint: Choice | None = None,
-    max_shard_size: str | int = "5GB",
+    max_shard_size: str = "5GB",
 ) -> LoadedRun:
     """Export a checkpoint of a run to the folder `out`.
 
     Raises ValueError or OSError, naming the file, if a file is damaged or `transformers` does not
     support the model, and FileExistsError if `out` exists and is not an empty folder.
     """
-    if isinstance(max_shard_size, str) and not _SIZE.fullmatch(max_shard_size):
+    if not _SIZE.fullmatch(max_shard_size):
         raise ValueError(
             f"max_shard_size={max_shard_size}: write a positive number and a unit (KB, MB, GB or "
             "TB), e.g. 500MB"
