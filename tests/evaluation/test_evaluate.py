@@ -8,8 +8,8 @@ import pytest
 from fairseq_checkpoints import DICT, GOLDEN, NEWEST, OLDEST, contents, save_args
 from typer.testing import CliRunner
 
+import zipflm
 import zipflm.cli
-from zipflm.config import Splitting
 from zipflm.data.folder import DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.evaluation.evaluate import ScoringOptions, evaluate
@@ -141,9 +141,9 @@ def test_bits_per_byte_need_plain_splitting(split_run, tmp_path):
 def test_rejects_data_with_another_splitting(run, split_run, data):
     message = error_of("evaluate", split_run, "--data", data)
     assert f"{data}: was prepared with a different splitting rule than" in message
-    assert "vocabulary.txt --words words --lowercase" in message
-    options = Options(vocabulary=DICT, splitting=Splitting("words", lowercase=True))
-    other = prepare(split_run.parent / "d", {"test": [TEXTS / "test.txt"]}, options)
+    assert message.endswith(f"prepare the text with --vocabulary {split_run}")
+    text, out = TEXTS / "test.txt", split_run.parent / "d"
+    other = zipflm.prepare(test=text, vocabulary=split_run, out=out)
     evaluate(split_run, data=other)
     assert "a different splitting rule" in error_of("evaluate", run, "--data", other.path)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from zipflm.config import Blocks, BreakMode, Config
 from zipflm.config.checks import Checked
 from zipflm.data.batches import Batches
-from zipflm.data.folder import CODES_FILE, SPLITS, VOCABULARY_FILE, DataFolder
+from zipflm.data.folder import SPLITS, DataFolder
 from zipflm.data.prepare import Options, prepare
 from zipflm.data.scan import Errors
 from zipflm.data.text import UTF_8, check_encoding
@@ -268,7 +268,7 @@ def _require_same_preparation(run: LoadedRun, folder: DataFolder) -> None:
         if not is_same:
             raise ValueError(
                 f"{folder.path}: was prepared with {name} than {run}; prepare the text with "
-                f"{_options_of(run)}"
+                f"--vocabulary {run}"
             )
 
 
@@ -288,15 +288,6 @@ def _require_same_pieces(run: LoadedRun, folder: DataFolder, split: str) -> None
                 f"{CONTINUES}; split the text like the training text, or import the run again with "
                 "--bpe-codes"
             )
-
-
-def _options_of(run: LoadedRun) -> str:
-    """Return the `zipflm prepare` options for text that the run can score."""
-    folder = run.checkpoint.path
-    options = [f"--vocabulary {folder / VOCABULARY_FILE}"]
-    if run.codes is not None:
-        options.append(f"--bpe-codes {folder / CODES_FILE}")
-    return " ".join([*options, str(run.splitting)])
 
 
 def ends_word(config: Config, folder: DataFolder) -> NDArray[np.bool_]:
