@@ -11,7 +11,7 @@ import torch
 
 from zipflm import __version__
 from zipflm.config import Config, require
-from zipflm.data.folder import CODES_FILE, METADATA_FILE, VOCABULARY_FILE, DataFolder
+from zipflm.data.folder import METADATA_FILE, DataFolder
 from zipflm.data.vocabulary import CONTINUES
 from zipflm.data.windows import require_short_lines
 from zipflm.distributed.processes import Process
@@ -166,12 +166,9 @@ def check_initial(initial: Checkpoint, config: Config, data: DataFolder) -> None
         and splitting == data.splitting
     )
     if not is_same:
-        options = [f"--vocabulary {initial.path / VOCABULARY_FILE}"]
-        if codes is not None:
-            options.append(f"--bpe-codes {initial.path / CODES_FILE}")
         raise ValueError(
             f"{data.path}: not prepared like the data of {initial.path}; prepare the text "
-            f"again: zipflm prepare {' '.join(options)} {splitting}"
+            f"again, with --vocabulary {initial.path}"
         )
     require_weights_of(empty_model(config, data.vocabulary), initial)
 
